@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 from headrace.columns import Buffer, Column, Headers, checked_headers, encode_headers, headers_bytes, is_ascending, is_non_negative
-from headrace.errors import InvalidRequest, LimitExceeded, RecordTooLarge
+from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, RecordTooLarge
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Ack",
     "AnyBatch",
     "Appended",
+    "AppendedEach",
     "Batch",
     "Bounds",
     "Column",
@@ -70,6 +71,16 @@ class Appended:
     def offset(self, index: int) -> int:
         """Return the offset of the record with this index in the batch."""
         return self.base_offset + index if self.offsets is None else self.offsets[index]
+
+
+@dataclass(slots=True)
+class AppendedEach:
+    """Positions of independent records, each appended to a partition of its own choice."""
+
+    offsets: list[int]
+    timestamp: int
+    failed: dict[int, BrokerError] = field(default_factory=dict)
+    """Records that were not appended, by index. Their offset is meaningless."""
 
 
 @dataclass(slots=True)

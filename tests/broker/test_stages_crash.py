@@ -20,7 +20,8 @@ import pytest
 
 from headrace.broker import Broker, BrokerSettings
 from headrace.broker.settings import SpillSizes
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Topic, TopicConfig, Write
+from headrace.engine.each import append_by_partition
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
 from headrace.records import RecordBatch
@@ -84,6 +85,11 @@ class Mortal:
     async def _never(self) -> NoReturn:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("never")
+
+    def append_each(
+        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[AppendedEach]:
+        return append_by_partition(self.append, places, values, keys)
 
     def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
         self.life -= 1

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import BrokerError, DiskFull, LimitExceeded, StorageFailed, Unavailable
 from headrace.limits import BATCH_RECORDS_MAX
-from headrace.records import Ack, Appended, RecordBatch
+from headrace.records import Ack, Appended, AppendedEach, RecordBatch
 from headrace.storage.check import check
 from headrace.storage.crypt import WrongKey
 from headrace.storage.files import DirectoryLocked, DiskFiles
@@ -377,3 +377,29 @@ def test_threads_and_a_real_disk_keep_what_they_took(tmp_path: Path) -> None:
     again = Store.open(DiskFiles(tmp_path), SMALL, threads=False)
     assert [record.value for record in records(again, log)] == [b"%06d" % number * 1000 for number in range(400)]
     again.close()
+
+
+def test_a_log_deleted_before_the_flush_fails_only_its_own_single_records() -> None:
+    store = opened(SimulatedFiles())
+    kept, gone = new_log(store), new_log(store)
+    outcome: list[AppendedEach | BrokerError] = []
+    store.stage_each(
+        [kept, gone] * 3, [b"%d" % number for number in range(6)], None, ack=Ack.DURABLE, now=7, done=outcome.append, size_bytes=6
+    )
+    store.delete_logs([gone])
+    assert store.flush()
+    (appended,) = outcome
+    assert isinstance(appended, AppendedEach)
+    assert (appended.offsets[::2], appended.timestamp, sorted(appended.failed)) == ([0, 1, 2], 7, [1, 3, 5])
+    assert values(store, kept) == [b"0", b"2", b"4"]
+
+
+def test_single_records_of_one_log_are_one_batch_of_the_frame() -> None:
+    files = SimulatedFiles()
+    store = opened(files)
+    first, second = new_log(store), new_log(store)
+    for _ in range(3):
+        store.stage_each([first, second] * 5, [b"x"] * 10, None, ack=Ack.DURABLE, now=0, done=lambda result: None, size_bytes=10)
+    assert store.flush()
+    (frame,) = read_journal(files, 1, None, lambda damage: None)
+    assert [(batch.header.log, batch.header.count) for batch in frame.batches] == [(first, 15), (second, 15)]

@@ -256,6 +256,43 @@ def fanout(
 
 @bench.command()
 @options.common
+@options.size()
+@options.ack()
+@options.profile()
+@options.records(200_000)
+@click.option(
+    "--topics",
+    default="2,100,9900",
+    show_default=True,
+    metavar="NUMBERS",
+    callback=options.parse_topics,
+    help="Comma-separated numbers of topics that records go to in turn.",
+)
+@click.option("--only", default="", metavar="TEXT", help="Measure only requests whose name contains this text.")
+def topics(
+    value_bytes: int, ack: str, profile: Path | None, repeat: int, output: str, parent: Path | None, records: int, topics: list[int],
+    only: str,
+) -> None:  # fmt: skip
+    """Measure pipelined FlyMQ requests beside PRODUCE to one topic.
+
+    Single records to many topics in turn, COMMIT, PRODUCE_DELAYED, PRODUCE_WITH_TTL, and transactions of 1 and of 100 records, on one
+    connection.
+    """
+    from headrace.bench import topics as measurements
+
+    config: dict[str, NoteValue] = {
+        "records": records,
+        "value_bytes": value_bytes,
+        "ack": ack,
+        "topics": ",".join(map(str, topics)),
+    }
+    with options.measuring("topics", repeat, output, parent, config) as running:
+        for figure in measurements.measure(running, options.Chosen(ack, None, None, profile), records, value_bytes, topics, only):
+            running.report.add(figure)
+
+
+@bench.command()
+@options.common
 @click.option("--tenants", default=",".join(TENANTS), show_default=True, metavar="NAMES", help="Comma-separated tenants.")
 @click.option(
     "--rate", type=click.IntRange(1, 10_000), default=200, show_default=True, help="Requests per second of the publisher and of the reader."

@@ -33,7 +33,7 @@ from headrace.broker.operations.messages import DeadLetterOperations, DelayedOpe
 from headrace.broker.operations.schemas import Schemas
 from headrace.broker.operations.writers import WriterOperations, WriterPermissions
 from headrace.broker.publishing.producers import Producers
-from headrace.broker.publishing.publish import ProducerStamp, Published, Publisher
+from headrace.broker.publishing.publish import ProducerStamp, Published, PublishedEach, Publisher
 from headrace.broker.publishing.requirements import Rule
 from headrace.broker.reading.cursor import Cursor, Cursors, Delivered
 from headrace.broker.reading.fetch import Fetched, Fetcher
@@ -291,6 +291,13 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         if not answer.cancelled() and answer.exception() is None:
             meter.count(len(batch), batch.size_bytes)
             meter.took(self.meters.ticks() - began)
+
+    def publish_each(
+        self, who: Principal, topics: Sequence[str], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[PublishedEach] | None:
+        """Publish single records, each to its topic. A record that fails later does not fail the others. Returns None, with nothing
+        staged, if a topic has a schema or an expiry: the caller then uses `publish`. Raises at once as `publish` does, for any of them."""
+        return self._publisher.publish_each(who, topics, values, keys)
 
     # Read
 

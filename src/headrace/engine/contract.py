@@ -2,7 +2,7 @@
 
 The broker uses this interface and no module below it. One behaviour suite (`tests/engine/`) runs over every engine.
 
-All methods are called on the event loop. `append` is the only way to write, and it is atomic: the writes of one call become visible
+All methods are called on the event loop. `append` is atomic: the writes of one call become visible
 together or not at all, on any number of partitions. Idempotent producers, transactions and committed offsets use it, because their tables
 are topics too.
 """
@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from headrace.records import Ack, AnyBatch, Appended, Batch, Bounds
+from headrace.records import Ack, AnyBatch, Appended, AppendedEach, Batch, Bounds
 from headrace.storage.health import Health, HealthReport, HealthState, Problem
 
 __all__ = [
     "Ack",
     "Appended",
+    "AppendedEach",
     "Batch",
     "Bounds",
     "Capabilities",
@@ -145,6 +146,15 @@ class Engine(Protocol):
         Raises at once: `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `LimitExceeded`.
         Through the future: `DiskFull` and `Unavailable` (retriable, nothing was written), `StorageFailed` (the outcome is unknown: the
         records may be present when the log is opened again).
+        """
+
+    def append_each(
+        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[AppendedEach]:
+        """Append independent records, each to its (topic, partition), in call order within a partition. A record that fails does not fail
+        the others. Resolves when the strongest `ack` of the topics holds for all.
+
+        Raises and fails as `append` does. An engine without a cheaper way uses `engine.each.append_by_partition`.
         """
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:

@@ -26,7 +26,7 @@ from headrace.engine.catalog import (
     put_record,
     removed_record,
 )
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Capabilities, Health, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Capabilities, Health, Topic, TopicConfig, Write
 from headrace.errors import (
     BrokerError,
     CorruptData,
@@ -92,6 +92,8 @@ class EmbeddedEngine:
         self._maintain_interval_seconds = maintain_interval_seconds
         self._catalog = Catalog()
         self._topics: dict[str, Topic] = {}
+        self._places: dict[tuple[str, int], tuple[int, Ack]] = {}
+        """Log and ack level by topic and partition. Cleared when a topic changes."""
         self._changing = asyncio.Lock()
         """Serializes the creation, change and deletion of topics."""
         self._watchers: dict[int, set[Callable[[], None]]] = {}
@@ -213,6 +215,7 @@ class EmbeddedEngine:
             entry = self._entry(name)
             await self._record(delete_records(entry))
             del self._topics[name], self._catalog.entries[name]
+            self._places.clear()
         for log in entry.logs:
             self._wake(log)
             self._watchers.pop(log, None)
@@ -258,6 +261,7 @@ class EmbeddedEngine:
     def _install(self, entry: Entry) -> Topic:
         self._catalog.entries[entry.topic.name] = entry
         self._topics[entry.topic.name] = entry.topic
+        self._places.clear()
         return entry.topic
 
     def _entry(self, name: str) -> Entry:
@@ -301,6 +305,31 @@ class EmbeddedEngine:
         self._stage(appends, strongest if ack is None else ack, future, size_bytes=size_bytes, reserve=reserve, urgent=urgent)
         return future
 
+    def append_each(
+        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[AppendedEach]:
+        size_bytes, known = check_batch(RecordBatch(values, keys)), self._places
+        try:
+            logs, acks = zip(*map(known.__getitem__, places), strict=True)
+        except KeyError:
+            for place in set(places) - known.keys():
+                known[place] = (self._log(*place), self._entry(place[0]).topic.config.ack)
+            logs, acks = zip(*map(known.__getitem__, places), strict=True)
+        assert self._loop is not None
+        future: asyncio.Future[AppendedEach] = self._loop.create_future()
+
+        def done(result: AppendedEach | BrokerError) -> None:
+            if future.done():
+                return
+            if isinstance(result, BrokerError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        ack = Ack.DURABLE if Ack.DURABLE in acks else max(set(acks), key=_STRENGTH.__getitem__)
+        self.store.stage_each(logs, values, keys, ack=ack, now=self._clock(), done=done, size_bytes=size_bytes)
+        return future
+
     def _future(self) -> asyncio.Future[list[Appended]]:
         assert self._loop is not None
         return self._loop.create_future()
@@ -334,7 +363,7 @@ class EmbeddedEngine:
     def _complete(self, completions: list[Completion], advanced: list[int]) -> None:
         for done, result in completions:
             done(result)
-        for log in advanced:
+        for log in self._watchers.keys() & advanced:
             self._wake(log)
 
     # Reading.

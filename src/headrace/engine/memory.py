@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from headrace.engine.catalog import check_batch, log_options
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Capabilities, Cleanup, Health, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Capabilities, Cleanup, Health, Topic, TopicConfig, Write
+from headrace.engine.each import append_by_partition
 from headrace.errors import (
     BrokerError,
     InvalidRequest,
@@ -140,6 +141,13 @@ class MemoryEngine:
         staged = _Staged(found, loop.create_future())
         self._staged.append(staged)
         return staged.future
+
+    def append_each(
+        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[AppendedEach]:
+        for topic, partition in places:
+            self._find(topic, partition)
+        return append_by_partition(self.append, places, values, keys)
 
     def _flush(self) -> None:
         """Make all staged writes visible, in order; then resolve futures and wake watchers."""

@@ -75,6 +75,8 @@ class Pending:
     batches: list[AnyBatch] = field(default_factory=list)
     is_large: bool = False
     """Whether the batches go to the segment first, and the journal only refers to them."""
+    singles: tuple[list[bytes], list[bytes | None] | None] | None = None
+    """Values and keys of the last batch if further single records may join it."""
 
 
 class Partition:

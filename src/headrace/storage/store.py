@@ -19,11 +19,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from itertools import repeat
+from typing import Any, Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
 from headrace.limits import BATCH_BYTES_TARGET, LARGE_APPEND_BYTES, MIB, OPENED_BATCHES_BYTES_MAX
-from headrace.records import Ack, AnyBatch, Appended, Bounds, ColumnBatch, RecordBatch
+from headrace.records import Ack, AnyBatch, Appended, AppendedEach, Bounds, ColumnBatch, RecordBatch
 from headrace.storage.batch import Built, StoredBatch, build
 from headrace.storage.batching import chunked
 from headrace.storage.crypt import Keyring
@@ -42,7 +43,9 @@ STAGED_BYTES_MAX: Final = 512 * MIB
 
 LateBatch: TypeAlias = Callable[[Sequence[Appended]], AnyBatch]
 Done: TypeAlias = Callable[["list[Appended] | BrokerError"], None]
-Completion: TypeAlias = tuple[Done, "list[Appended] | BrokerError"]
+DoneEach: TypeAlias = Callable[["AppendedEach | BrokerError"], None]
+Completion: TypeAlias = tuple[Callable[[Any], None], "list[Appended] | AppendedEach | BrokerError"]
+"""The `done` of an append, and its result."""
 Deliver: TypeAlias = Callable[[list[Completion], list[int]], None]
 """Called with the completions of one flush and the logs whose end moved."""
 
@@ -71,6 +74,19 @@ class Staged:
     ack: Ack
     now: int
     done: Done
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class StagedEach:
+    """Independent records that wait for the writer: each value goes to the log with the same index."""
+
+    logs: Sequence[int]
+    values: Sequence[bytes]
+    keys: Sequence[bytes | None] | None
+    ack: Ack
+    now: int
+    done: DoneEach
     size_bytes: int
 
 
@@ -132,8 +148,8 @@ class Store:
         self._next_log = report.next_log
         self.deleted = dict(report.deleted)
         """Deleted logs, each with the last journal file that may hold batches of it."""
-        self._staged: deque[Staged] = deque()
-        self._urgent: deque[Staged] = deque()
+        self._staged: deque[Staged | StagedEach] = deque()
+        self._urgent: deque[Staged | StagedEach] = deque()
         """Appends that are written before the others."""
         self._staged_bytes = 0
         self._wake = threading.Event()
@@ -240,12 +256,29 @@ class Store:
     ) -> None:
         """Queue one atomic append. `done` gets its placements or an error. `reserve` allows it to use the headroom; `urgent` writes it
         before the others."""
-        error = self._rejection(size_bytes, reserve)
+        self._queue(Staged(appends, ack, now, done, size_bytes), reserve, self._urgent if urgent else self._staged)
+
+    def stage_each(
+        self,
+        logs: Sequence[int],
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None,
+        *,
+        ack: Ack,
+        now: int,
+        done: DoneEach,
+        size_bytes: int,
+    ) -> None:
+        """Queue independent records. A log that is deleted before they are written fails only its own."""
+        self._queue(StagedEach(logs, values, keys, ack, now, done, size_bytes), False, self._staged)
+
+    def _queue(self, item: Staged | StagedEach, reserve: bool, waiting: deque[Staged | StagedEach]) -> None:
+        error = self._rejection(item.size_bytes, reserve)
         if error is not None:
-            done(error)
+            item.done(error)
             return
-        self._staged_bytes += size_bytes
-        (self._urgent if urgent else self._staged).append(Staged(appends, ack, now, done, size_bytes))
+        self._staged_bytes += item.size_bytes
+        waiting.append(item)
         if not self._wake.is_set():
             self._wake.set()
 
@@ -278,7 +311,7 @@ class Store:
             raise
         return True
 
-    def _flush(self, staged: list[Staged]) -> None:
+    def _flush(self, staged: list[Staged | StagedEach]) -> None:
         if self.failure is not None:
             self.deliver([(item.done, self.failure) for item in staged], [])
             return
@@ -289,7 +322,8 @@ class Store:
         pending: dict[int, Pending] = {}
         completions: dict[Ack, list[Completion]] = {ack: [] for ack in Ack}
         for item in staged:
-            completions[item.ack].append((item.done, self._place(item, pending, now)))
+            result = self._place_each(item, pending, now) if isinstance(item, StagedEach) else self._place(item, pending, now)
+            completions[item.ack].append((item.done, result))
         if completions[Ack.NONE]:
             self.deliver(completions[Ack.NONE], [])
         if pending:
@@ -304,9 +338,9 @@ class Store:
         # Compaction reads its log while the writer appends, and must find each batch in the journal or in a synced segment.
         return not ahead.partition.options.compact and sum(batch.size_bytes for batch in ahead.batches) >= self.options.large_bytes
 
-    def _drain(self) -> list[Staged]:
+    def _drain(self) -> list[Staged | StagedEach]:
         """Take the appends of the next flush. Urgent ones get their own flush, so that they do not wait for the rest."""
-        drained: list[Staged] = []
+        drained: list[Staged | StagedEach] = []
         size, waiting = 0, self._urgent or self._staged
         while waiting and size < FLUSH_BYTES_MAX:
             item = waiting.popleft()
@@ -337,7 +371,36 @@ class Store:
             if ahead is None:
                 ahead = pending[log] = Pending(partition, partition.next)
             ahead.batches.append(record_batch)
+            ahead.singles = None
             partition.next += len(record_batch)
+        return placed
+
+    def _place_each(self, item: StagedEach, pending: dict[int, Pending], now: int) -> AppendedEach:
+        """Assign offsets to independent records. Adjacent ones of one log share a batch."""
+        placed = AppendedEach([], now)
+        offsets, keys = placed.offsets, repeat(None) if item.keys is None else item.keys
+        is_keyed = item.keys is not None
+        for log, value, key in zip(item.logs, item.values, keys, strict=False):
+            ahead = pending.get(log)
+            if ahead is None:
+                partition = self.partitions.get(log)
+                if partition is None:
+                    placed.failed[len(offsets)] = Unavailable(f"log {log} was deleted before the append was written")
+                    offsets.append(0)
+                    continue
+                ahead = pending[log] = Pending(partition, partition.next)
+            else:
+                partition = ahead.partition
+            singles = ahead.singles
+            if singles is None or (singles[1] is None) is is_keyed:
+                singles = ahead.singles = ([], [] if is_keyed else None)
+                ahead.batches.append(RecordBatch(*singles))
+            singles[0].append(value)
+            if is_keyed:
+                singles[1].append(key)  # type: ignore[union-attr]  # it has keys as `is_keyed` says
+            offset = partition.next
+            partition.next = offset + 1
+            offsets.append(offset)
         return placed
 
     def _commit(self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int, small: bool) -> None:

@@ -101,7 +101,9 @@ def _one_by_one(events: list[m.RequestEvent]) -> list[m.Request]:
     requests: list[m.Request] = []
     for event in events:
         assert not isinstance(event, m.Broken | m.Malformed | m.Packed | m.UnknownOpcode), event
-        if isinstance(event, m.ProduceBatch):
+        if isinstance(event, m.ProduceMany):
+            requests += event.batches()
+        elif isinstance(event, m.ProduceBatch):
             requests += [m.ProduceBatch(event.topic, [value]) for value in event.values]
         else:
             requests.append(event)

@@ -45,6 +45,7 @@ from headrace.wire.flymq.messages import (
     PartitionLeadership,
     PartitionOffset,
     ProduceBatch,
+    ProduceMany,
     RecordMetadataBatch,
     Reply,
     ReplyEvent,
@@ -149,7 +150,9 @@ def flat(events: Iterable[RequestEvent]) -> list[object]:
     """Split batches into records. The size of a batch depends on the cuts, its records do not."""
     records: list[object] = []
     for event in events:
-        if isinstance(event, ProduceBatch):
+        if isinstance(event, ProduceMany):
+            records += flat(event.batches())
+        elif isinstance(event, ProduceBatch):
             keys = event.keys or [None] * len(event)
             partitions = event.partitions or [AUTO] * len(event)
             assert len(event.values) == len(keys) == len(partitions)

@@ -24,7 +24,7 @@ from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.cluster import Node
 from headrace.sessions.flymq.errors import error_reply, not_understood
 from headrace.sessions.flymq.handlers import Handlers
-from headrace.sessions.flymq.staging import Staged, failed, stage
+from headrace.sessions.flymq.staging import Staged, StagedMany, failed, stage, stage_many
 from headrace.sessions.flymq.transactions import Committing
 from headrace.sessions.session import BaseSession
 from headrace.sessions.turns import Turns
@@ -40,6 +40,7 @@ from headrace.wire.flymq.messages import (
     Malformed,
     Packed,
     ProduceBatch,
+    ProduceMany,
     Reply,
     Request,
     RequestEvent,
@@ -130,6 +131,13 @@ class FlyMqSession(BaseSession[Step]):
                 self._work_left -= 1
                 if not self._publishes(message):
                     self._start(self._publish_to_new_topic(message))
+            case ProduceMany():
+                self._work_left -= 1
+                many = stage_many(self._broker, self._who, message)
+                if many is not None:
+                    self._queue(many)
+                else:
+                    self._inbox.extendleft(reversed(message.batches()))
             case Packed():
                 self._start(self._unpack(message))
             case TxnProduceBatch() | TxnBegin() | TxnCommit():
@@ -184,7 +192,7 @@ class FlyMqSession(BaseSession[Step]):
 
     # Records.
 
-    def _queue(self, staged: Staged | Committing | bytes) -> None:
+    def _queue(self, staged: Staged | StagedMany | Committing | bytes) -> None:
         """Queue the reply."""
         if isinstance(staged, bytes):
             self._reply(staged)

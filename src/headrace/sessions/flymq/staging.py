@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Any, Final
 
-from headrace.broker import Broker, Principal, Published
+from headrace.broker import Broker, Principal, Published, PublishedEach
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRecord, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
@@ -22,7 +22,8 @@ from headrace.sessions.flymq.errors import publish_error_reply
 from headrace.sessions.session import RECORD_OVERHEAD_BYTES as IN_FLIGHT_OVERHEAD_BYTES
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
-from headrace.wire.flymq.messages import AUTO, ProduceBatch, RecordMetadataBatch
+from headrace.wire.flymq.many import encode_metadata_each
+from headrace.wire.flymq.messages import AUTO, ProduceBatch, ProduceMany, RecordMetadataBatch
 
 RECORD_BYTES_MAX: Final = FLYMQ_PAYLOAD_BYTES_MAX - FRONT_BYTES - RECORD_OVERHEAD_BYTES
 """Key and value of the largest record that a FETCH reply can carry. A PRODUCE frame could carry a few bytes more."""
@@ -80,6 +81,45 @@ class Staged:
             return frames
         size = len(frames) // count
         return b"".join([failed.get(index) or frames[index * size : (index + 1) * size] for index in range(count)])
+
+
+class StagedMany:
+    """Records for many topics in flight."""
+
+    __slots__ = ("_key_sizes", "_topics", "_value_sizes", "outcome", "size_bytes")
+
+    def __init__(self, many: ProduceMany, outcome: asyncio.Future[PublishedEach]) -> None:
+        self._topics, self.outcome = many.topics, outcome
+        self._value_sizes = list(map(len, many.values))
+        self._key_sizes = None if many.keys is None else [len(key) if key else AUTO for key in many.keys]
+        self.size_bytes = sum(self._value_sizes) + len(many) * IN_FLIGHT_OVERHEAD_BYTES
+        if many.keys is not None:
+            self.size_bytes += sum(map(len, filter(None, many.keys)))
+
+    def reply(self, dialect: Dialect) -> bytes:
+        """Return one frame for each record, in order."""
+        error = self.outcome.exception()
+        if isinstance(error, BrokerError):
+            return encode_failure(publish_error_reply(error), dialect) * len(self._topics)
+        published = self.outcome.result()
+        key_sizes = repeat(AUTO, len(self._topics)) if self._key_sizes is None else self._key_sizes
+        frames = encode_metadata_each(
+            self._topics, published.partitions, published.offsets, published.timestamp, key_sizes, self._value_sizes
+        )
+        for index, failure in published.failed.items():
+            frames[2 * index : 2 * index + 2] = (encode_failure(publish_error_reply(failure), dialect), b"")
+        return b"".join(frames)
+
+
+def stage_many(broker: Broker, who: Principal, many: ProduceMany) -> StagedMany | None:
+    """Publish records for many topics. Return None, with nothing staged, if their topics must be handled one by one."""
+    if sum(map(len, many.values)) > RECORD_BYTES_MAX:
+        return None
+    try:
+        outcome = broker.publish_each(who, many.topics, many.values, many.keys)
+    except BrokerError:
+        return None
+    return None if outcome is None else StagedMany(many, outcome)
 
 
 def _resolved(outcome: asyncio.Future[Published] | BrokerError) -> Published | BrokerError:

@@ -17,6 +17,7 @@ from headrace.wire.flymq import transactions
 from headrace.wire.flymq.advanced_messages import TxnProduceBatch
 from headrace.wire.flymq.fields import Reader
 from headrace.wire.flymq.framing import COMPRESSION_MASK, GZIP, HEADER, HEADER_BYTES, MAGIC, VERSION, InflatedTooLarge, inflate
+from headrace.wire.flymq.many import MANY_MIN, take_many
 from headrace.wire.flymq.messages import Broken, Malformed, Packed, ProduceBatch, ReplyEvent, ReplyFrame, RequestEvent, UnknownOpcode
 from headrace.wire.flymq.opcodes import Opcode
 from headrace.wire.flymq.produce import read_produce, take_batch, take_metadata
@@ -151,6 +152,11 @@ class RequestDecoder(_Decoder[RequestEvent]):
         take = _TAKERS.get(opcode)
         if take is not None and not compressed:
             batch, ahead = take(buffer, position, end)
+            if opcode == Opcode.PRODUCE and ahead < end and batch is not None and len(batch) < MANY_MIN:
+                many, behind_many = take_many(buffer, position, end)
+                if many is not None:
+                    events.append(many)
+                    return behind_many
             if batch is not None:
                 _add(events, batch)
                 return ahead

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final, TypeAlias
 
 from headrace.wire.flymq.access_messages import AccessReplies, AccessRequest
@@ -81,6 +82,28 @@ class ProduceBatch:
         if self.partitions is not None:
             self.partitions += other.partitions or [AUTO] * len(other)
         self.values += other.values
+
+
+@dataclass(slots=True)
+class ProduceMany:
+    """Adjacent PRODUCE frames for several topics, of which none names a partition. Each is answered as in `ProduceBatch`."""
+
+    topics: list[str]
+    values: list[bytes]
+    keys: list[bytes | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def batches(self) -> list[ProduceBatch]:
+        """Return the same frames as one batch for each change of the topic."""
+        found: list[ProduceBatch] = []
+        for topic, indexes in groupby(range(len(self)), self.topics.__getitem__):
+            picked = list(indexes)
+            part = slice(picked[0], picked[-1] + 1)
+            keys = None if self.keys is None else self.keys[part]
+            found.append(ProduceBatch(topic, self.values[part], keys if keys and any(keys) else None))
+        return found
 
 
 @dataclass(slots=True)
@@ -437,7 +460,7 @@ Request: TypeAlias = (
     | SchemaRequest
     | AdvancedRequest
 )
-RequestEvent: TypeAlias = Request | UnknownOpcode | Malformed | Packed | Broken
+RequestEvent: TypeAlias = Request | ProduceMany | UnknownOpcode | Malformed | Packed | Broken
 Reply: TypeAlias = (
     RecordMetadataBatch
     | Consumed
