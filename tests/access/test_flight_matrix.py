@@ -54,6 +54,8 @@ ACTIONS: dict[str, Row] = {
     "publish": Row(lambda w, n: request.Publish(n, 1, [w.staged.get(n, "none")]), "publish a & publish t", "publish a"),
     "drop": Row(lambda w, n: request.Drop([w.staged.get(n, "none")]), "publish a & publish t", "never"),
     "last_version": Row(lambda w, n: request.LastVersion(n), WRITES, WRITES_NOTHING_YET),
+    "status": Row(lambda w, n: request.Status(), ""),
+    "topic_counters": Row(lambda w, n: request.TopicCounters(), ""),
 }
 PUTS: dict[type, Row] = {
     request.Append: Row(lambda w, n: request.Append(n), "publish t", SEES),

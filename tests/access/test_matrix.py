@@ -262,7 +262,7 @@ ABSENT_NEEDS = {
 """Requirements that differ if the topic does not exist. An unknown message or stage is unknown to every principal."""
 AS_UNKNOWN: dict[str, type[BrokerError]] = {"cancel_delayed": UnknownMessage, "seal": UnknownStage, "drop_staged": UnknownStage}
 """Methods that answer as if the object did not exist."""
-LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "writers", "stages"}
+LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "delayed_count", "traffic", "writers", "stages"}
 NOT_FOR_USERS = {"open", "close", "maintain", "access_changed", "may_describe"}
 
 
@@ -481,6 +481,7 @@ BROKER_CALLS: dict[str, Row] = {
     ),
     "record.details": Row(lambda n: broker_call("record.details", topic=n, partition=0, offset=0, count=1), "read t"),
     "status": Row(lambda n: broker_call("status"), ""),
+    "topic.counters": Row(lambda n: broker_call("topic.counters"), ""),
 }
 
 

@@ -27,6 +27,7 @@ from headrace.errors import (
 from headrace.flight.client import ALL, READ_SCHEMA, FlightClient, Publication, Servers, StageSize
 from headrace.flight.request import HEADERS
 from headrace.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from headrace.overview import Traffic
 from headrace.records import RecordBatch
 from tests.flight.harness import NOW, ROOT, Harness, rows, values
 
@@ -360,6 +361,19 @@ def test_staged_rows_are_seen_once_they_are_published_and_only_once(flight_clien
     assert flight_client.publish("app", 7, ["h1", "h2", "h3"]) == Publication("app", 7, True, 0)
     assert flight_client.last_version("app") == 7
     assert [row["value"] for row in rows(flight_client, topic)] == [b"a", b"b", b"d"]
+
+
+def test_the_overview_has_the_traffic_of_the_endpoint(flight_client: FlightClient, topic: str) -> None:
+    before = flight_client.status().traffic.get("flight", Traffic())
+    flight_client.append(topic, [values(b"one", b"three")])
+    flight_client.stage("counted", [values(b"xx")], topic=topic, writer="counted")
+    flight_client.publish("counted", 1, ["counted"])
+    rows(flight_client, topic)
+    after = flight_client.status().traffic["flight"]
+    assert (after.published_records - before.published_records, after.published_bytes - before.published_bytes) == (3, 10)
+    assert after.delivered_records - before.delivered_records == 3
+    (mine,) = [row for row in flight_client.topic_counters() if row.topic == topic]
+    assert (mine.records, mine.published_records, mine.delivered_records) == (3, 3, 3)
 
 
 def test_what_is_dropped_cannot_be_published(flight_client: FlightClient, topic: str) -> None:

@@ -26,6 +26,7 @@ from headrace.broker.groups.consumer import GroupContext
 from headrace.broker.groups.members import GroupConsumers
 from headrace.broker.groups.offsets import Groups
 from headrace.broker.health import Status, supervise
+from headrace.broker.meters import Meter, Meters
 from headrace.broker.operations.groups import GroupOperations
 from headrace.broker.operations.messages import DeadLetterOperations, DelayedOperations
 from headrace.broker.operations.schemas import Schemas
@@ -64,16 +65,18 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         audit_hook: AuditHook | None = None,
         later: Later | None = None,
         random_bytes: RandomBytes | None = None,
+        ticks: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`clock` returns Unix ms. `later` sets timers (None: `call_later` of the running loop). `random_bytes` creates the ids of
-        delayed messages, which cannot be published without it."""
+        """`clock` returns Unix ms, `ticks` seconds of a monotonic clock for durations. `later` sets timers (None: `call_later` of the
+        running loop). `random_bytes` creates the ids of delayed messages, which cannot be published without it."""
         later = _loop_later if later is None else later
         self._engine = engine
         self._settings = settings
         self._later = later
         self._authorizer = authorizer = Authorizer(authorize, audit_hook)
+        self.meters = Meters(ticks)
         self._topics = Topics(engine, settings, changed=self._topic_changed, gone=self._topic_gone)
-        self._publisher = publisher = Publisher(engine, self._check_publish, self._topics.find, clock, self._schema_rule)
+        self._publisher = publisher = Publisher(engine, self._check_publish, self._topics.find, clock, self._schema_rule, self.meters)
         self._producers = Producers(engine, publisher, clock=clock, scopes_max=settings.producers_max, idle_ms=settings.producer_idle_ms)
         self._fetcher = Fetcher(engine, clock=clock, later=later, waiting_max=settings.waiting_fetches_max)
         self._watermarks = Watermarks(engine, later=later, waiting_max=settings.waiting_fetches_max)
@@ -256,7 +259,15 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         `SchemaCheckPending`. The future fails with `DiskFull` or `StorageFailed`."""
         if producer is None:
             return self._publisher.publish(who, topic, batch, partition, ack)
-        return self._producers.publish(self._publisher.route(who, topic), batch, partition, producer, ack)
+        began = self.meters.ticks()
+        answer = self._producers.publish(self._publisher.route(who, topic), batch, partition, producer, ack)
+        answer.add_done_callback(partial(self._count_published, self.meters.meter(topic, who.protocol), batch, began))
+        return answer
+
+    def _count_published(self, meter: Meter, batch: AnyBatch, began: float, answer: asyncio.Future[Published]) -> None:
+        if not answer.cancelled() and answer.exception() is None:
+            meter.count(len(batch), batch.size_bytes)
+            meter.took(self.meters.ticks() - began)
 
     # Read
 
@@ -278,6 +289,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         that does not wait and filters whole columns."""
         self._authorizer.check(who, Action.READ, "topic", topic)
         self._topics.find_partition(topic, partition)
+        began = self.meters.ticks()
         fetched = await self._fetcher.fetch(
             topic,
             partition,
@@ -290,6 +302,10 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         )
         if wait_ms:
             self._authorizer.check(who, Action.READ, "topic", topic)  # the permission may have ended during the wait
+        meter = self.meters.meter(topic, who.protocol)
+        meter.delivered(fetched.batches)
+        if not wait_ms:
+            meter.fetch_duration.observe(self.meters.ticks() - began)
         return fetched
 
     def check_reads(self, who: Principal, topic: str) -> None:
@@ -340,7 +356,8 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         self._publisher.check_open()
         self._topics.find_partition(topic, partition)
         check = partial(self._authorizer.check, who, Action.READ, "topic", topic)
-        return self._cursors.start(topic, partition, offset, deliver, credit_bytes=credit_bytes, failed=failed, check=check)
+        meter = self.meters.meter(topic, who.protocol)
+        return self._cursors.start(topic, partition, offset, deliver, credit_bytes=credit_bytes, failed=failed, check=check, meter=meter)
 
     # Transactions
 
@@ -367,6 +384,15 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
             written=sum(held.end for held in bounds),
             health=self.health,
         )
+
+    def traffic(self, who: Principal) -> dict[str, Meter]:
+        """Return the traffic by protocol over the topics that this principal may see. Deleted topics count for those who may describe
+        the broker."""
+        return self.meters.by_protocol(partial(self._authorizer.allows_topic, who), with_gone=self.may_describe(who))
+
+    def delayed_count(self, who: Principal) -> int:
+        """Return the number of delayed messages: all of them for principals that may describe the broker, else those of `delayed`."""
+        return len(self._schedule) if self.may_describe(who) else len(self.delayed(who))
 
     @property
     def uptime_ms(self) -> int:
@@ -396,6 +422,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
     async def _topic_gone(self, name: str) -> None:
         """End the readers first, without an await, so that none can mistake a new topic of the same name for the deleted one."""
         gone = UnknownTopic(name)
+        self.meters.topic_gone(name)
         self._publisher.forget(name)
         self._fetcher.topic_gone(gone)
         self._watermarks.topic_gone(gone)

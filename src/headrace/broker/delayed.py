@@ -152,6 +152,9 @@ class Schedule(TableLog[_Key, Delayed]):
         self._is_stopped = True
         """True before `open` and after `drain`."""
 
+    def __len__(self) -> int:
+        return self._count
+
     async def open(self, exists: Callable[[str], bool]) -> None:
         """Load the table and deliver what is due."""
         await self.load()
@@ -332,6 +335,9 @@ class Schedule(TableLog[_Key, Delayed]):
         self._under_way.discard(staged)
         if staged.cancelled() or staged.exception() is not None:
             self._retry_later(left)
+            return
+        for waiting in left:
+            self._publisher.meters.meter(waiting.message.topic, "delayed").count(1, waiting.message.size_bytes)
 
     def _placed(self, topic: str, partition: int | None, group: list[Waiting]) -> list[Write]:
         """Return the records whose owners may publish them, and dead letters for the others."""

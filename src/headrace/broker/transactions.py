@@ -130,13 +130,16 @@ class Transaction:
             self._end(_State.COMMITTED)
             answer.set_result([])
         else:
-            staged.add_done_callback(partial(self._landed, placings, answer))
+            staged.add_done_callback(partial(self._landed, placings, answer, self._transactions.publisher.meters.ticks()))
         return answer
 
-    def _landed(self, placings: Sequence[Placing], answer: asyncio.Future[list[Published]], staged: Staged) -> None:
+    def _landed(self, placings: Sequence[Placing], answer: asyncio.Future[list[Published]], began: float, staged: Staged) -> None:
         error = staged.exception()
         if error is None:
             self._end(_State.COMMITTED)
+            meters = self._transactions.publisher.meters
+            for placing in placings:
+                meters.meter(placing.topic, self._who.protocol).published(placing.topic, placing.writes, meters.ticks() - began)
         else:
             # A caller that was cancelled does not commit again.
             is_open = isinstance(error, BrokerError) and error.retriable and not answer.done()

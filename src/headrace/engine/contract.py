@@ -81,6 +81,13 @@ class Write:
     topic: str
     partition: int
     batch: AnyBatch | Callable[[Sequence[Appended]], AnyBatch]
+    size_bytes: int = field(default=0, compare=False)
+    """Size of keys and values, which `append` computes and sets; 0 for a callable."""
+
+    @property
+    def records(self) -> int:
+        """Number of records; 0 for a callable."""
+        return 0 if callable(self.batch) else len(self.batch)
 
 
 class Engine(Protocol):

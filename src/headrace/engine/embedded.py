@@ -281,7 +281,8 @@ class EmbeddedEngine:
             if not 0 <= write.partition < len(entry.logs):
                 raise UnknownPartition(write.topic, write.partition)
             if isinstance(batch, (RecordBatch, ColumnBatch)):
-                size_bytes += check_batch(batch)
+                write.size_bytes = check_batch(batch)
+                size_bytes += write.size_bytes
             else:
                 batch = _checked(batch)
             appends.append((entry.logs[write.partition], batch))

@@ -131,7 +131,7 @@ class MemoryEngine:
         found = [(write, self._find(write.topic, write.partition), self._topics[write.topic].config) for write in writes]
         for write in writes:
             if isinstance(write.batch, (RecordBatch, ColumnBatch)):
-                check_batch(write.batch)
+                write.size_bytes = check_batch(write.batch)
         loop = asyncio.get_running_loop()
         if not self._staged:
             loop.call_soon(self._flush)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
+from headrace.broker.operations.overview import Report, overview, topic_counters
 from headrace.engine.contract import Topic
 from headrace.errors import InvalidRequest, OffsetOutOfRange, UnknownTopic
 from headrace.flight import request
@@ -20,8 +21,9 @@ _PROBE_BYTES: Final = 1
 class Actions:
     """The handlers. `answer` is called on a Flight thread; the handlers run on the broker's event loop."""
 
-    def __init__(self, broker: Broker, bridge: Bridge) -> None:
-        self._broker, self._bridge = broker, bridge
+    def __init__(self, broker: Broker, bridge: Bridge, report: Report = dict) -> None:
+        """`report` returns the facts of the server process."""
+        self._broker, self._bridge, self._report = broker, bridge, report
         self._waiting = 0
 
     def answer(self, who: Principal, action: str, body: bytes) -> object:
@@ -140,6 +142,12 @@ class Actions:
     async def _ensure_topic(self, who: Principal, wanted: request.EnsureTopic) -> object:
         topic = await self._broker.ensure_topic(who, wanted.name)
         return {"name": topic.name, "partitions": topic.partitions}
+
+    async def _status(self, who: Principal, wanted: request.Status) -> object:
+        return await overview(self._broker, who, self._report())
+
+    async def _topic_counters(self, who: Principal, wanted: request.TopicCounters) -> object:
+        return await topic_counters(self._broker, who)
 
     # Exactly-once writers
 

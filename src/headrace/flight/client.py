@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
@@ -23,6 +24,7 @@ from headrace.flight import request
 from headrace.flight.errors import broker_error
 from headrace.flight.put_schema import check_put_schema
 from headrace.flight.request import ALL, DEFAULT_PORT, READ_SCHEMA, STORED, TIMESTAMP_TYPE, encode
+from headrace.overview import Overview, TopicCounters
 from headrace.retry import ATTEMPTS_MAX, exponential
 
 __all__ = [
@@ -364,6 +366,14 @@ class FlightClient:
     def drop(self, handles: Sequence[str]) -> int:
         """Drop staged records. Return how many of the handles existed."""
         return int(self._ask("drop", request.Drop(list(handles))))
+
+    def status(self) -> Overview:
+        """Return the overview of the broker, as far as this user may see it."""
+        return msgspec.convert(self._ask("status", request.Status()), Overview)
+
+    def topic_counters(self) -> list[TopicCounters]:
+        """Return size and traffic of every topic that this user may see."""
+        return msgspec.convert(self._ask("topic_counters", request.TopicCounters()), list[TopicCounters])
 
     def last_version(self, writer: str) -> int | None:
         """Return the last version that the writer has published; None: none."""

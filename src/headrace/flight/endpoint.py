@@ -15,6 +15,7 @@ from pyarrow import flight
 
 from headrace.access.access import Access
 from headrace.broker.broker import Broker
+from headrace.broker.operations.overview import Report
 from headrace.flight.bridge import Bridge
 from headrace.flight.calls import Calls
 from headrace.flight.connections import ConnectionLimits, ConnectionWatch
@@ -46,6 +47,8 @@ class EndpointSettings:
     client_ca: bytes = b""
     """If set, every caller must present a certificate. Its name is the user name, unless the caller sends a token or key."""
     connections: ConnectionLimits = ConnectionLimits()
+    report: Report = dict
+    """Returns the facts of the server process."""
 
 
 class Endpoint:
@@ -76,7 +79,9 @@ class Endpoint:
             options["auth_handler"] = OpenHandshake()
         shown = f"[{host}]" if ":" in host else host
         try:
-            server = await asyncio.to_thread(FlightServer, f"{scheme}://{shown}:{port}", broker, bridge, callers.who, calls, **options)
+            server = await asyncio.to_thread(
+                FlightServer, f"{scheme}://{shown}:{port}", broker, bridge, callers.who, calls, settings.report, **options
+            )
         except (OSError, ValueError, flight.FlightError) as failure:
             raise OSError(errno.EADDRINUSE, str(failure)) from None
         return cls(server, bridge, host, ConnectionWatch(server.port, calls, settings.connections))

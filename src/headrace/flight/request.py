@@ -194,6 +194,14 @@ class Drop(Request):
     handles: Handles
 
 
+class Status(Request):
+    """Return the overview of the broker, as far as the caller may see it (`headrace.overview.Overview`)."""
+
+
+class TopicCounters(Request):
+    """Return size and traffic of every topic that the caller may see (`headrace.overview.TopicCounters`)."""
+
+
 class LastVersion(Request):
     """Return the last version that a writer has published; null: none."""
 
@@ -214,6 +222,8 @@ ACTIONS: Final[dict[str, type[Request]]] = {
     "publish": Publish,
     "drop": Drop,
     "last_version": LastVersion,
+    "status": Status,
+    "topic_counters": TopicCounters,
 }
 
 T = TypeVar("T")

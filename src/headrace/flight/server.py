@@ -21,6 +21,7 @@ from pyarrow import flight
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
+from headrace.broker.operations.overview import Report
 from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from headrace.flight import request
 from headrace.flight.actions import Actions
@@ -51,10 +52,11 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         bridge: Bridge,
         who: Callable[[flight.ServerCallContext], Principal],
         calls: Calls,
+        report: Report = dict,
         **options: Any,
     ) -> None:
         self._broker, self._bridge, self._who = broker, bridge, who
-        self._actions = Actions(broker, bridge)
+        self._actions = Actions(broker, bridge, report)
         self._turns = itertools.count()
         self._handles = Handles()
         self.calls = calls

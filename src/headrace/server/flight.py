@@ -7,6 +7,7 @@ from pathlib import Path
 
 from headrace.access.access import Access
 from headrace.broker.broker import Broker
+from headrace.broker.operations.overview import Report
 from headrace.flight.connections import ConnectionLimits
 from headrace.flight.endpoint import Endpoint, EndpointSettings
 from headrace.server.config import Config
@@ -18,7 +19,7 @@ class FlightEndpoints:
     gRPC keeps the certificates it was started with and selects the TLS version itself (1.2 or 1.3).
     """
 
-    def __init__(self, broker: Broker, config: Config, access: Access, connections_max: int) -> None:
+    def __init__(self, broker: Broker, config: Config, access: Access, connections_max: int, report: Report) -> None:
         self._broker, self._access = broker, access
         chosen = config.tls
         self._settings = EndpointSettings(
@@ -26,6 +27,7 @@ class FlightEndpoints:
             certificate=_content(chosen.certificate),
             key=_content(chosen.key),
             client_ca=_content(chosen.client_ca),
+            report=report,
             connections=ConnectionLimits(connections_max, config.limits.connections_per_ip),
         )
 

@@ -12,6 +12,7 @@ from headrace.access.policy import ANONYMOUS
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.groups.subscriptions import SubscriptionBook
+from headrace.broker.operations.overview import Report
 from headrace.engine.contract import Engine
 from headrace.limits import ERROR_PAUSE_SECONDS, OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.net.protocol import Peer, ServedProtocol
@@ -26,7 +27,6 @@ from headrace.sessions.figg.session import FiggSession, FiggSettings
 from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.cluster import Node
 from headrace.sessions.flymq.session import FlyMqSession, FlyMqSettings
-from headrace.sessions.flymq.status import Report
 from headrace.sessions.rustlog.session import RustLogContext, RustLogSession, RustLogSettings
 from headrace.sessions.turns import Turns
 from headrace.wire import blipmq, figg, flymq, rustlog

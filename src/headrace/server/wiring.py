@@ -282,7 +282,7 @@ class Server:
         with needs("listen.flight"):
             from headrace.server.flight import FlightEndpoints
         try:
-            endpoints = FlightEndpoints(self._broker, self._config, self._access, self._connection_limits.flight_connections)
+            endpoints = FlightEndpoints(self._broker, self._config, self._access, self._connection_limits.flight_connections, self.report)
         except OSError as failure:
             raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
         return await self._open_all("flight", self._config.listen.flight, endpoints.listen, ("flight",), endpoints.encryption)

@@ -20,6 +20,7 @@ from headrace.broker.groups.consumer import GroupConsumer, GroupContext
 from headrace.broker.groups.membership import Identity, Mode
 from headrace.broker.groups.progress import Entry, MemberState, PartitionProgress, Row, SettlementPolicy
 from headrace.broker.groups.taking import Taking
+from headrace.broker.meters import Meter
 from headrace.broker.reading.waits import Wait
 from headrace.broker.settings import Timer
 from headrace.engine.contract import Bounds
@@ -93,6 +94,8 @@ class Member:
         self._turn = 0
         self._closing: asyncio.Future[None] | None = None
         self._check: Callable[[Principal], None] | None = None
+        self.meter: Meter | None = None
+        """Counts what is taken."""
         self.who: Principal | None = None
         """Principal on whose behalf records are taken. A member used by several principals sets it before each `take`."""
         consumer.join(state)
@@ -124,6 +127,7 @@ class Member:
         """Take up to `records_max` records; wait up to `wait_ms` for the first. Returns at least one ready record, whatever its size.
         Raises `UnknownTopic` after the topic is deleted, `InvalidRequest` after `close`."""
         taking = await self._take(records_max, bytes_max, wait_ms)
+        self._count(len(taking.taken), bytes_max - taking.bytes_left)
         return [Delivery.of(entry, row) for entry, row in taking.taken]
 
     async def take_chunk(self, records_max: int, bytes_max: int, *, wait_ms: int = 0) -> Chunk | None:
@@ -135,7 +139,13 @@ class Member:
         for _, living in taking.chunks:
             for batch in living:
                 values += batch.values()
+        self._count(len(values), bytes_max - taking.bytes_left)
         return Chunk([entry.id for entry in taking.entries()], values)
+
+    def _count(self, records: int, size_bytes: int) -> None:
+        if self.meter is not None:
+            self.meter.delivered_records += records
+            self.meter.delivered_bytes += size_bytes
 
     async def _take(self, records_max: int, bytes_max: int, wait_ms: int) -> Taking:
         if records_max < 1 or bytes_max < 1:

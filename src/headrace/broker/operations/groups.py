@@ -9,6 +9,7 @@ from headrace.broker.authorizer import Action, Authorizer, Principal
 from headrace.broker.groups.members import GroupConsumers, Member, MemberEntry, SettlementPolicy, Start
 from headrace.broker.groups.membership import Identity, Mode
 from headrace.broker.groups.offsets import GroupLag, Groups
+from headrace.broker.meters import Meters
 from headrace.broker.publishing.publish import Publisher
 from headrace.broker.topics import Topics
 from headrace.errors import InvalidRequest
@@ -22,6 +23,7 @@ class GroupOperations:
     _publisher: Publisher
     _groups: Groups
     _consumers: GroupConsumers
+    meters: Meters
 
     def _check_sees(self, who: Principal, topic: str) -> None:
         raise NotImplementedError
@@ -100,6 +102,7 @@ class GroupOperations:
             partitions=partitions,
             start=start,
         )
+        member.meter = self.meters.meter(topic, who.protocol)
         member.guard(who, partial(self._check_takes, group=group, topic=topic))
         return member
 

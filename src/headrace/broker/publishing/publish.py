@@ -13,6 +13,7 @@ from functools import partial
 from typing import Final
 
 from headrace.broker.authorizer import Principal
+from headrace.broker.meters import Meter, Meters
 from headrace.broker.publishing.partitioner import assign, pick
 from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, Rule
 from headrace.broker.settings import Clock
@@ -56,10 +57,12 @@ class ProducerStamp:
 class Route:
     """Cached facts about a topic that a publish needs."""
 
-    __slots__ = ("_clock", "_ttl_ms", "partitions", "rule", "topic", "turn")
+    __slots__ = ("_clock", "_ttl_ms", "meters", "partitions", "rule", "topic", "turn")
 
     def __init__(self, topic: Topic, clock: Clock, rule: Rule | None = None) -> None:
         self.topic = topic.name
+        self.meters: dict[str, Meter] = {}
+        """By protocol, as far as it has published."""
         self.rule = rule
         """Requirement on the topic's records, if there is one."""
         self.partitions = topic.partitions
@@ -191,8 +194,10 @@ class Publisher:
         find: Callable[[str], Topic],
         clock: Clock,
         rules: Callable[[str], Rule | None] = lambda topic: None,
+        meters: Meters | None = None,
     ) -> None:
         self._engine = engine
+        self.meters = meters or Meters(lambda: 0.0)
         self.check_may = check_may
         self._find = find
         self._clock = clock
@@ -209,7 +214,10 @@ class Publisher:
         staged = self._engine.append(placing.writes, ack=ack)
         self._staged += 1
         answer: asyncio.Future[Published] = staged.get_loop().create_future()
-        staged.add_done_callback(partial(self._answer, answer, placing))
+        meter = route.meters.get(who.protocol)
+        if meter is None:
+            meter = route.meters[who.protocol] = self.meters.meter(topic, who.protocol)
+        staged.add_done_callback(partial(self._answer, answer, placing, meter, self.meters.ticks()))
         return answer
 
     def append(self, writes: Sequence[Write], ack: Ack | None = None, *, urgent: bool = False) -> asyncio.Future[list[Appended]]:
@@ -257,9 +265,13 @@ class Publisher:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained
 
-    def _answer(self, answer: asyncio.Future[Published], placing: Placing, staged: asyncio.Future[list[Appended]]) -> None:
+    def _answer(
+        self, answer: asyncio.Future[Published], placing: Placing, meter: Meter, began: float, staged: asyncio.Future[list[Appended]]
+    ) -> None:
         self._landed(staged)
         error = staged.exception()
+        if error is None:
+            meter.published(placing.topic, placing.writes, self.meters.ticks() - began)
         if answer.done():
             return
         if error is not None:

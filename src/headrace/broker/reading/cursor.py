@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 from headrace.broker.health import supervise
+from headrace.broker.meters import Meter
 from headrace.broker.reading.batches import size_bytes, unexpired
 from headrace.broker.settings import Clock
 from headrace.engine.contract import Batch, Engine
@@ -36,6 +37,7 @@ class Cursor:
         failed: Callable[[BrokerError], None] | None,
         closed: Callable[[Cursor], None],
         clock: Clock,
+        meter: Meter,
     ) -> None:
         self.topic, self.partition = topic, partition
         self._engine = engine
@@ -43,6 +45,7 @@ class Cursor:
         self._failed = failed
         self._closed = closed
         self._clock = clock
+        self._meter = meter
         self._read_position = offset
         self._credit = credit_bytes
         self._held: list[Batch] = []
@@ -114,7 +117,10 @@ class Cursor:
         for batch in self._held:
             if self._credit <= 0:
                 break
-            self._credit -= size_bytes(batch)
+            size = size_bytes(batch)
+            self._credit -= size
+            self._meter.delivered_records += len(batch)
+            self._meter.delivered_bytes += size
             count += 1
         ready, self._held = self._held[:count], self._held[count:]
         self._deliver(ready)
@@ -146,6 +152,7 @@ class Cursors:
         credit_bytes: int,
         failed: Callable[[BrokerError], None] | None,
         check: Callable[[], None],
+        meter: Meter,
     ) -> Cursor:
         bounds = self._engine.bounds(topic, partition)
         if not bounds.first <= offset <= bounds.end:
@@ -160,6 +167,7 @@ class Cursors:
             failed=failed,
             closed=self._forget,
             clock=self._clock,
+            meter=meter,
         )
         self._open[cursor] = check
         return cursor

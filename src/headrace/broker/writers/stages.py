@@ -264,6 +264,9 @@ class Stages:
             stages = self._sealed(writer, handles)
             self._may.check_topics(who, writer.name, _topics_of(stages))
             await self._write(who, writer, version, stages)
+            for stage in stages:
+                for topic, count in stage.by_topic.items():
+                    self._publisher.meters.meter(topic, who.protocol).count(count, stage.size_bytes * count // stage.records)
             return Publication(writer.name, version, False, sum(stage.records for stage in stages))
 
     async def _write(self, who: Principal, writer: Writer, version: int, stages: Sequence[Stage]) -> None:

@@ -3,6 +3,7 @@
 | operation | arguments | result |
 |---|---|---|
 | topic.list | | topics |
+| topic.counters | | size and traffic of each topic: see `headrace.overview.TopicCounters` |
 | topic.describe | topic | topic |
 | topic.create | topic, partitions, config | topic |
 | topic.alter | topic, partitions, config | topic |
@@ -22,7 +23,7 @@
 | stage.drop | handles | {dropped} |
 | schema.… | | see `schemas.py` |
 | record.… | | see `records.py` |
-| status | | see `status.py` |
+| status | | see `headrace.overview.Overview` |
 
 A topic is {name, partitions: [{first, end}], config}. Settings that `config` does not name keep their value, or their default.
 Unlike CREATE_TOPIC and DELETE_TOPIC, topic.create fails for a name that exists and topic.delete for one that does not.
@@ -37,12 +38,12 @@ from typing import Annotated, Any
 import msgspec
 
 from headrace.broker import Ack, Broker, Cleanup, Principal, Topic, TopicConfig
+from headrace.broker.operations.overview import Report, overview, topic_counters
 from headrace.errors import InvalidRequest
 from headrace.limits import DELAYED_LIST_MAX
 from headrace.sessions.flymq.errors import UnknownGroup
 from headrace.sessions.flymq.records import RecordCalls
 from headrace.sessions.flymq.schemas import SchemaCalls
-from headrace.sessions.flymq.status import Report, status
 from headrace.wire.flymq.advanced_messages import BrokerCall, BrokerReply
 from headrace.wire.flymq.messages import Reply
 
@@ -129,6 +130,7 @@ class BrokerHandlers:
         self._report = report
         self.operations: dict[str, tuple[type[Any], _Operation]] = {
             "topic.list": (_Nothing, self._list_topics),
+            "topic.counters": (_Nothing, self._topic_counters),
             "topic.describe": (_Named, self._describe_topic),
             "topic.create": (_Shaped, self._create_topic),
             "topic.alter": (_Shaped, self._alter_topic),
@@ -249,4 +251,7 @@ class BrokerHandlers:
         return {"dropped": await self._broker.drop_staged(self._who(), arguments.handles)}
 
     async def _status(self, arguments: _Nothing) -> object:
-        return await status(self._broker, self._who(), self._report())
+        return await overview(self._broker, self._who(), self._report())
+
+    async def _topic_counters(self, arguments: _Nothing) -> object:
+        return await topic_counters(self._broker, self._who())

@@ -1,0 +1,45 @@
+"""Histogram of durations or sizes: plain numbers that one thread adds to and any thread may read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+"""Upper bounds of durations."""
+BYTES: Final = tuple(4.0**power for power in range(5, 14))
+"""Upper bounds of sizes: 1 KiB to 64 MiB."""
+
+
+class Histogram:
+    """Counts of observations by upper bound. The last count is of those above every bound."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float] = SECONDS) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+        """Sum of all observations."""
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        return sum(self.counts)
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        """Return (upper bound, observations at or below it), as Prometheus has them."""
+        found: list[tuple[str, int]] = []
+        so_far = 0
+        for bound, count in zip([*map(_text, self.bounds), "+Inf"], list(self.counts), strict=True):
+            so_far += count
+            found.append((bound, so_far))
+        return found
+
+
+def _text(bound: float) -> str:
+    return repr(float(bound))
