@@ -57,7 +57,7 @@ class BrokerThread:
             secret = self.path.parent / "password"
             secret.write_text(ADMIN_PASSWORD)
             secret.chmod(0o600)
-            flags |= {"access.mode": ("test", "enforced"), "access.admin_password": ("test", f"file:{secret}")}
+            flags |= {"access.mode": ("test", "enforced"), "access.admin_password_file": ("test", str(secret))}
         config = resolve(file=None, environment={}, flags=flags).config
         self.server = Server(config, key=None, clock=lambda: time.time_ns() // 1_000_000)
         opened = self.do(self.server.open())
@@ -120,11 +120,12 @@ class BrokerThread:
 class ConsoleThread:
     """A console on a free port."""
 
-    def __init__(self, broker: BrokerThread, *, root_path: str = "", is_read_only: bool = False, audit_file: Path | None = None) -> None:
+    def __init__(self, broker: BrokerThread | Address, *, root_path: str = "", is_read_only: bool = False, audit_file: Path | None = None) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.root_path = root_path
-        settings = Settings(BrokerAddress(broker.address), root_path, is_read_only, False, f"headrace_console_{self.port}")
+        address = broker if isinstance(broker, Address) else broker.address
+        settings = Settings(BrokerAddress(address), root_path, is_read_only, False, f"headrace_console_{self.port}")
         app = create_app(settings, hosts=hosts_of("127.0.0.1", ["console.test"], is_loopback=True), audit_file=audit_file)
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
         self._thread = threading.Thread(target=lambda: self._server.run(sockets=[self._socket]), name="console", daemon=True)
@@ -168,7 +169,9 @@ class Reply:
 
     @property
     def commands(self) -> list[str]:
-        return [html.unescape(re.sub(r"<[^>]*>", "", text)) for text in re.findall(r'class="command"><code>(.*?)</code>', self.text, re.DOTALL)]
+        return [
+            html.unescape(re.sub(r"<[^>]*>", "", text)) for text in re.findall(r'class="command"><code>(.*?)</code>', self.text, re.DOTALL)
+        ]
 
 
 @dataclass

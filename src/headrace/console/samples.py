@@ -19,8 +19,8 @@ INTERVAL_SECONDS: Final = 10.0
 _SLOWER_ABOVE_TOPICS: Final = 2_000
 _SLOWER: Final = 6
 """With many topics, their offsets are sampled with every sixth sample only."""
-_FRESH_SECONDS: Final = 3.0
-"""Age up to which the list of topics is not requested again."""
+FRESH_SECONDS: Final = 3.0
+"""Age up to which the list of topics is not requested again while one types."""
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ class Samples:
         self.ring.append(sample)
         return sample
 
-    async def topics(self, *, fresh_seconds: float = _FRESH_SECONDS) -> TopicList:
+    async def topics(self, *, fresh_seconds: float = FRESH_SECONDS) -> TopicList:
         """Return the topics, at most this old, with their rates."""
         async with self._listing:
             if self._clock() - self.list.at > fresh_seconds:
@@ -137,4 +137,3 @@ class Samples:
             return sum(found) if found else None
 
         return self.series(lag)
-

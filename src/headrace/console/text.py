@@ -104,7 +104,7 @@ def show_value(value: bytes | None, wanted: str = "auto", decode: Decode | None 
     if wanted == "json" and len(value) > bytes_max:
         fault = f"larger than {bytes_max >> 10} KiB: shown as text"
     part = value[:bytes_max]
-    if wanted == "auto" and not _is_text(part):
+    if wanted == "auto" and not _is_text(part, is_cut=len(value) > len(part)):
         shown = _hex(value, bytes_max)
         shown.fault = fault
         return shown
@@ -112,12 +112,12 @@ def show_value(value: bytes | None, wanted: str = "auto", decode: Decode | None 
     return Shown("text", html, len(value) > len(part), fault)
 
 
-def _is_text(content: bytes) -> bool:
+def _is_text(content: bytes, *, is_cut: bool) -> bool:
     try:
         text = content.decode()
     except UnicodeDecodeError as failure:
         # The cut may have divided a character.
-        if failure.start < len(content) - 3:
+        if not is_cut or failure.start < len(content) - 3:
             return False
         text = content[: failure.start].decode()
     return "\0" not in text

@@ -254,7 +254,7 @@ def render(console: Console, request: Request, template: str, **context: object)
         path=request.url.path,
         here=str(request.url.path) + (f"?{request.url.query}" if request.url.query else ""),
         is_writable=not console.settings.is_read_only,
-        token=login.token if isinstance(login, Login) else "",
+        form_token=login.token if isinstance(login, Login) else "",
         address=str(console.settings.broker.address),
         **context,
     )

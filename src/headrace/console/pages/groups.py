@@ -9,7 +9,7 @@ from typing import Any
 from starlette.responses import Response
 
 from headrace.console.charts import line_chart
-from headrace.console.reading import parse_time
+from headrace.console.reading import parse_positions, parse_time
 from headrace.console.samples import SPAN_SECONDS
 from headrace.console.text import moment
 from headrace.console.visits import BadForm, Visit
@@ -80,7 +80,7 @@ async def reset(visit: Visit) -> Response:
     if visit.request.method == "POST":
         form = await visit.form()
         # What was previewed is done, not what the same words mean now.
-        offsets = {number: offset for number, _, offset in (pair.partition(":") for pair in form.all("offset"))}
+        offsets = parse_positions(",".join(form.all("offset")))
         if not offsets:
             raise BadForm("nothing to reset")
         is_forced = bool(form["force"])

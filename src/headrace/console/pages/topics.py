@@ -9,6 +9,7 @@ from typing import Any, Final
 from starlette.responses import HTMLResponse, Response
 
 from headrace.console.logins import Notice
+from headrace.console.samples import FRESH_SECONDS
 from headrace.console.visits import BadForm, Form, Visit
 from headrace.errors import HeadraceError
 from headrace.server.units import parse_duration, parse_size
@@ -42,7 +43,8 @@ def row_of(counters: dict[str, Any], rates: dict[str, float]) -> dict[str, Any]:
 
 
 async def topics(visit: Visit) -> Response:
-    found = await visit.login.account.samples.topics()
+    is_part = bool(visit.given("part"))
+    found = await visit.login.account.samples.topics(fresh_seconds=FRESH_SECONDS if is_part else 0.0)
     wanted, sort = visit.given("q").strip().lower(), visit.given("sort", "name")
     order, is_reversed = sort.lstrip("-"), sort.startswith("-")
     rows = [row_of(topic, found.rates) for topic in found.topics if wanted in topic["topic"].lower()]
@@ -59,7 +61,7 @@ async def topics(visit: Visit) -> Response:
         "sort": sort,
         "command": visit.command("topic", "list"),
     }
-    if visit.given("part"):
+    if is_part:
         return HTMLResponse(visit.part("_topics.html", **context))
     return visit.show("topics.html", **context)
 
@@ -73,7 +75,9 @@ async def topic(visit: Visit) -> Response:
         required = None
     letters = {row["topic"]: row["waiting"] for row in await visit.call("dlq.list")}
     listed = await visit.login.account.samples.topics()
-    row = next((row_of(one, listed.rates) for one in listed.topics if one["topic"] == name), {"records": None, "size_bytes": None, "rate": None})
+    row = next(
+        (row_of(one, listed.rates) for one in listed.topics if one["topic"] == name), {"records": None, "size_bytes": None, "rate": None}
+    )
     return visit.show(
         "topic.html",
         topic=found,

@@ -234,7 +234,10 @@ class Pipeline:
             steps.append({"name": step.name, "text": text, "sql": textwrap.dedent(sql).strip(), "inputs": inputs})
             tables.append(step.name)
         sources = [{"name": one.name, "text": f"topic {', '.join(one.topics) or one.pattern}"} for one in self.sources.values()]
-        sinks = [{"name": one.name, "from": one.source, "text": f"{one.kind} {one.topic or one.path or ''}".strip()} for one in self.sinks.values()]
+        sinks = [
+            {"name": one.name, "from": one.source, "text": f"{one.kind} {one.topic or one.path or ''}".strip()}
+            for one in self.sinks.values()
+        ]
         return {"sources": [dict(one) for one in sources], "steps": steps, "sinks": [dict(one) for one in sinks]}
 
     def secret(self) -> str:
