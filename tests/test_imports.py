@@ -59,12 +59,21 @@ MAY_KNOW: dict[str, set[str]] = {
         "headrace.flight.client",
         "headrace.wire.*",
         "headrace.bench.cli",
+        "headrace.console.*",
         "headrace.engine.contract",
         # The offline commands read files directly; no other command imports storage.
         "headrace.storage.check",
         "headrace.storage.files",
         "headrace.storage.crypt",
         "headrace.storage.identity",
+    },
+    # The console is a client; it reads the status files of pipelines as `headrace pipeline` does, and decodes values with the schemas.
+    "console": {
+        "headrace.clients.*",
+        "headrace.wire.flymq.access_messages",
+        "headrace.schemas.*",
+        "headrace.spark.pipelines.executions",
+        "headrace.server.units",
     },
     "bench": {"headrace.*"},
     # The demo works from outside: it starts programs and connects to them as a user would.
@@ -103,6 +112,11 @@ HOMES: dict[str, set[str]] = {
     "nats_server": {"bench"},
     "hdrh": {"bench"},
     "psutil": {"bench"},
+    "starlette": {"console"},
+    "uvicorn": {"console"},
+    "jinja2": {"console"},
+    "markupsafe": {"console"},
+    "multipart": {"console"},
     "redis": {"bench"},
 }
 

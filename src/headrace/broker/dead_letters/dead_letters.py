@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
@@ -343,7 +344,20 @@ class DeadLetters:
 
     async def replay(self, route: Route, ids: Sequence[str]) -> Replayed:
         """Publish the records again, each to its original partition, and mark their entries, in one append."""
-        topic = route.topic
+        async with self._claimed(route.topic, ids) as rows:
+            return await self._replay(route, rows)
+
+    async def discard(self, topic: str, ids: Sequence[str]) -> None:
+        """Mark entries as replayed without publishing their records. Durable when it returns."""
+        async with self._claimed(topic, ids) as rows:
+            for place, row in rows.items():
+                if row is None:
+                    raise UnknownMessage(place.id)
+            await asyncio.shield(self._marks.put(self._marks.marking(topic + SUFFIX, rows, self._clock())))
+
+    @asynccontextmanager
+    async def _claimed(self, topic: str, ids: Sequence[str]) -> AsyncIterator[dict[_Place, Row | None]]:
+        """Yield the rows of dead letters that no other call may mark meanwhile. Raises `UnknownMessage` for one that is marked."""
         places = list(dict.fromkeys(_Place.of(id) for id in ids))
         claims = {(topic, place) for place in places}
         for place in places:
@@ -351,8 +365,7 @@ class DeadLetters:
                 raise UnknownMessage(place.id)
         self._replaying |= claims
         try:
-            rows = {place: await self._row(topic + SUFFIX, place.partition, place.offset) for place in places}
-            return await self._replay(route, rows)
+            yield {place: await self._row(topic + SUFFIX, place.partition, place.offset) for place in places}
         finally:
             self._replaying -= claims
 

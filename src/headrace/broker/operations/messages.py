@@ -73,6 +73,13 @@ class DeadLetterOperations:
             raise InvalidRequest(f"a replay takes 1 to {DEAD_LETTERS_REPLAYED_MAX} dead letters")
         return await self._dead_letters.replay(self._publisher.route(who, topic), ids)
 
+    async def discard_dead_letters(self, who: Principal, topic: str, ids: Sequence[str]) -> None:
+        """Mark dead letters as done without publishing them. Raises `UnknownMessage` if one does not exist or is done; then none is."""
+        self._authorizer.check(who, Action.DELETE, "topic", topic + SUFFIX)
+        if not 0 < len(set(ids)) <= DEAD_LETTERS_REPLAYED_MAX:
+            raise InvalidRequest(f"a discard takes 1 to {DEAD_LETTERS_REPLAYED_MAX} dead letters")
+        await self._dead_letters.discard(topic, ids)
+
     async def purge_dead_letters(self, who: Principal, topic: str) -> int:
         """Delete all dead letters of a topic and return how many were waiting. Does nothing if there are none."""
         self._authorizer.check(who, Action.DELETE, "topic", topic + SUFFIX)
