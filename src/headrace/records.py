@@ -35,9 +35,10 @@ class Ack(StrEnum):
     """Guarantee that an acknowledgement gives."""
 
     DURABLE = "durable"
-    """`fdatasync` has returned."""
+    """The records survive what the engine promises: with the embedded engine a power failure (`fdatasync` has returned), with Kafka the
+    loss of a replica (all in-sync replicas have them)."""
     WRITTEN = "written"
-    """The operating system has the bytes: they survive a crash of the process, not of the machine."""
+    """The records survive a crash of the process, not of the machine that has them."""
     NONE = "none"
     """Ordered only. The records may be lost at any time."""
 
@@ -58,6 +59,17 @@ class Appended:
     count: int
     timestamp: int
     """Unix ms of the first record."""
+    offsets: Sequence[int] | None = None
+    """The offset of each record if they are not adjacent, else None. An engine with dense offsets never sets it."""
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record."""
+        return self.base_offset + self.count - 1 if self.offsets is None else self.offsets[-1]
+
+    def offset(self, index: int) -> int:
+        """Return the offset of the record with this index in the batch."""
+        return self.base_offset + index if self.offsets is None else self.offsets[index]
 
 
 @dataclass(slots=True)

@@ -146,7 +146,8 @@ async def test_a_callable_run_that_is_refused_takes_the_whole_call_with_it(subje
         await subject.engine.append([Write("t", 0, RecordBatch([b"a"])), Write("table", 0, lambda _: too_large)])
     await subject.put("b")
     assert await subject.values("t") == [b"b"]
-    assert await subject.offsets("t") == [0]
+    if subject.engine.capabilities.dense_offsets:
+        assert await subject.offsets("t") == [0]
     assert await subject.values("table") == []
 
 

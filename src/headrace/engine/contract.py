@@ -23,6 +23,7 @@ __all__ = [
     "Appended",
     "Batch",
     "Bounds",
+    "Capabilities",
     "Cleanup",
     "Engine",
     "Health",
@@ -83,11 +84,32 @@ class Write:
     batch: AnyBatch | Callable[[Sequence[Appended]], AnyBatch]
 
 
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Promises that not every engine can make. Code that needs one asks for it."""
+
+    dense_offsets: bool = True
+    """Each append gets the offsets after those of the append before. Otherwise offsets rise, with gaps."""
+    forced_compaction: bool = True
+    """`maintain` applies retention and compaction before it returns. Otherwise the log does so at a time of its own."""
+    sync_per_append: bool = True
+    """`Ack.DURABLE` waits for a sync of the disk. Otherwise it waits for replicas."""
+    cheap_atomic_append: bool = True
+    """An append to several partitions costs about as much as one to a single partition."""
+    keeps_batches: bool = True
+    """A column batch is read back as one batch. Otherwise batches are joined and divided as the log likes."""
+    any_topic_name: bool = True
+    """Every name that the broker accepts is possible. Otherwise `create_topic` raises `InvalidTopicName` for some."""
+
+
 class Engine(Protocol):
     """Partitioned log, and the health of its background work."""
 
     health: Health
     """Outcomes of background threads and tasks, including those of the broker."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
 
     async def open(self) -> None:
         """Recover and start. Raises `StorageFailed`, `CorruptData` or `DirectoryLocked`."""

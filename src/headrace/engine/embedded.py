@@ -26,7 +26,7 @@ from headrace.engine.catalog import (
     put_record,
     removed_record,
 )
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Health, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, Batch, Bounds, Capabilities, Health, Topic, TopicConfig, Write
 from headrace.errors import (
     BrokerError,
     CorruptData,
@@ -75,6 +75,8 @@ def _checked(build: LateBatch) -> LateBatch:
 
 class EmbeddedEngine:
     """Implements `headrace.engine.contract.Engine` on disk."""
+
+    capabilities = Capabilities()
 
     def __init__(
         self, files: Files, options: StoreOptions | None = None, *, clock: Callable[[], int], maintain_interval_seconds: float = 30

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from headrace.engine.catalog import check_batch, log_options
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Cleanup, Health, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, Batch, Bounds, Capabilities, Cleanup, Health, Topic, TopicConfig, Write
 from headrace.errors import (
     BrokerError,
     InvalidRequest,
@@ -53,6 +53,8 @@ class _Staged:
 
 class MemoryEngine:
     """Implements `Engine` in memory. `clock` returns Unix ms; it stamps batches without timestamps and drives retention."""
+
+    capabilities = Capabilities(sync_per_append=False)
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock

@@ -24,6 +24,7 @@ from headrace.records import Ack
 from headrace.server.api_keys import configured, read_key
 from headrace.server.config import Config
 from headrace.server.descriptors import raise_file_limit
+from headrace.server.kafka import EngineKind
 from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile, notify
 from headrace.server.settings import AccessMode
@@ -165,7 +166,10 @@ def _by_kind(opened: Sequence[Opened]) -> Mapping[str, Sequence[str]]:
 def _print_banner(config: Config, opened: Sequence[Opened], server: Server, seconds: float) -> None:
     ack = config.storage.ack
     key = ", encrypted" if config.storage.key_file or config.storage.key_env else ""
-    lines = [f"headrace {__version__}  data={config.storage.path.absolute()}{key}  ack={ack} ({_PROMISES[ack]})"]
+    is_kafka = config.storage.engine is EngineKind.KAFKA
+    place = f"kafka={config.kafka.bootstrap}" if is_kafka else f"data={config.storage.path.absolute()}"
+    promise = "all in-sync replicas have it" if is_kafka and ack is Ack.DURABLE else _PROMISES[ack]
+    lines = [f"headrace {__version__}  {place}{key}  ack={ack} ({promise})"]
     for found in opened:
         encryption = f"  ({found.encryption})" if found.encryption else ""
         lines.append(f"  {found.kind:<7}{found.address:<22}{' '.join(found.protocols)}{encryption}")

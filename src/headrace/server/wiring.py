@@ -32,6 +32,7 @@ from headrace.net.tls import Tls, TlsUnusable
 from headrace.server import api_keys
 from headrace.server.config import TCP_PROTOCOLS, Config, is_default
 from headrace.server.descriptors import divide, open_files_max, report
+from headrace.server.kafka import EngineKind, kafka_settings
 from headrace.server.protocols import Protocols
 from headrace.server.settings import AccessMode, Bind
 from headrace.server.tls import TlsWatch, tls_of
@@ -179,11 +180,13 @@ class Server:
     def report(self) -> dict[str, object]:
         """Return the facts of this process for `headrace status`."""
         storage, disk = self._config.storage, shutil.disk_usage(self._config.storage.path)
+        engine = f"kafka at {self._config.kafka.bootstrap}" if storage.engine is EngineKind.KAFKA else "embedded"
         return {
             "version": __version__,
             "access": self._config.access.mode.value,
             "pid": os.getpid(),
-            "engine": "embedded, encrypted" if storage.key_file or storage.key_env else "embedded",
+            "engine": f"{engine}, encrypted" if storage.key_file or storage.key_env else engine,
+            "capabilities": asdict(self._engine.capabilities),
             "data": str(storage.path.absolute()),
             "disk": {"free_bytes": disk.free, "total_bytes": disk.total, "headroom_bytes": storage.headroom},
             "listeners": [asdict(found) for found in self._opened],
@@ -205,7 +208,11 @@ class Server:
 
     async def _open_broker(self) -> None:
         path = self._config.storage.path
+        where = f"data directory {path}"
         try:
+            if self._config.storage.engine is EngineKind.KAFKA:
+                path.mkdir(parents=True, exist_ok=True)
+                where = f"Kafka at {self._config.kafka.bootstrap}"
             try:
                 await self._broker.open()
                 self.generated_password = await self._access.open(admin_password(self._config))
@@ -220,7 +227,7 @@ class Server:
             name = f" ({failure.filename})" if failure.filename and str(failure.filename) != str(path) else ""
             raise StartFailed(f"data directory {path}: {failure.strerror or failure}{name}") from None
         except BrokerError as failure:
-            raise StartFailed(f"data directory {path}: {failure}") from failure
+            raise StartFailed(f"{where}: {failure}") from failure
 
     def report_limits(self) -> None:
         """Log the connection limits derived from the limit of open files."""
@@ -314,6 +321,10 @@ def _certificates(config: Config) -> Tls | None:
 
 
 def _engine(config: Config, key: bytes | None, clock: Callable[[], int]) -> Engine:
+    if config.storage.engine is EngineKind.KAFKA:
+        with needs("storage.engine = kafka", "aiokafka"):
+            from headrace.engine.kafka.engine import KafkaEngine
+        return KafkaEngine(kafka_settings(config.kafka, os.environ), clock=clock)
     options = StoreOptions(
         journal_bytes=config.storage.journal_size,
         checkpoint_interval_ms=config.storage.checkpoint_interval,
