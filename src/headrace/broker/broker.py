@@ -44,7 +44,7 @@ from headrace.broker.settings import BrokerSettings, Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
-from headrace.engine.contract import Ack, Bounds, Engine, HealthReport, Topic, TopicConfig
+from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Topic, TopicConfig
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.records import AnyBatch
 

@@ -230,7 +230,8 @@ class Publisher:
         self._drained: asyncio.Future[None] | None = None
 
     def publish(self, who: Principal, topic: str, batch: AnyBatch, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
-        placing = Placing(self.known_route(who, topic), batch, partition)
+        route = self.known_route(who, topic)
+        placing = Placing(route, batch, partition)
         staged = self._engine.append(placing.writes, ack=ack)
         self._staged += 1
         answer: asyncio.Future[Published] = staged.get_loop().create_future()

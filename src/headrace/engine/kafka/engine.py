@@ -18,7 +18,8 @@ import msgspec
 from aiokafka import errors as kafka_errors
 
 from headrace.engine.catalog import check_batch
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Capabilities, Cleanup, Health, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Capabilities, Cleanup, Health, Topic, TopicConfig, Write
+from headrace.engine.each import append_by_partition
 from headrace.engine.kafka.cluster import Cluster
 from headrace.engine.kafka.codec import Decoded, sizes_of
 from headrace.engine.kafka.names import CONFIG_NAMES, INTERNAL, Names, from_kafka_config, to_kafka_config
@@ -325,6 +326,14 @@ class KafkaEngine:
         return future
 
     # Reading
+
+    def append_each(
+        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None
+    ) -> asyncio.Future[AppendedEach]:
+        return append_by_partition(self.append, places, values, keys)
+
+    def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch] | None:
+        return None  # every read asks the cluster
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
         log = self._find(topic, partition)
