@@ -44,7 +44,7 @@ from headrace.broker.settings import BrokerSettings, Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
-from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Topic, TopicConfig
+from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Placement, Topic, TopicConfig
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.records import AnyBatch
 
@@ -126,6 +126,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         self._stages = Stages(engine, WriterPermissions(authorizer, engine), publisher, clock=clock, later=later, settings=settings)
         self._readable: dict[tuple[Principal, str], tuple[range, Meter]] = {}
         """Partitions that a principal may read, for `read_now`."""
+        engine.topic_changed = self._topic_changed_elsewhere
         self._expiry: asyncio.Task[None] | None = None
         self._expiry_timer: Timer | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -189,6 +190,11 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
     def now(self) -> int:
         """Unix ms by the broker's clock, which expiries are compared with."""
         return self._clock()
+
+    @property
+    def placement(self) -> Placement:
+        """Hash that maps keys to partitions."""
+        return self._engine.capabilities.placement
 
     @property
     def topic_defaults(self) -> TopicConfig:
@@ -477,6 +483,15 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         self._watermarks.topic_changed(name)
         self._sweep.consider()
         self._consumers.partitions_added(name, self._engine.topics()[name].partitions)
+
+    def _topic_changed_elsewhere(self, name: str) -> None:
+        """Follow a change that did not come through this broker."""
+        topic = self._engine.topics().get(name)
+        if topic is None:
+            purging = asyncio.get_running_loop().create_task(self._topics.purge(name))
+            supervise(self._engine.health, "removal of a deleted topic's data", purging)
+        elif not topic.internal:
+            self._topic_changed(name)
 
     async def _topic_gone(self, name: str) -> None:
         """End the readers first, without an await, so that none can mistake a new topic of the same name for the deleted one."""

@@ -94,6 +94,7 @@ class EmbeddedEngine:
         self._topics: dict[str, Topic] = {}
         self._places: dict[tuple[str, int], tuple[int, Ack]] = {}
         """Log and ack level by topic and partition. Cleared when a topic changes."""
+        self.topic_changed: Callable[[str], None] = lambda name: None  # one process owns the directory
         self._changing = asyncio.Lock()
         """Serializes the creation, change and deletion of topics."""
         self._watchers: dict[int, set[Callable[[], None]]] = {}
