@@ -4,6 +4,7 @@
                                                                 tails ─▶ segments ─▶ checkpoint ─▶ old journals     (maintenance)
 
 The writer takes everything that was staged during the last flush, so that batches grow with the load and an idle store replies at once.
+After a flush of several appends it waits for as many again, at most as long as the sync took.
 With `threads=False` no thread is started and the caller takes the steps, as the crash tests do.
 
 If a journal write or a sync fails, the store accepts no more writes. Reads continue, and opening it again starts from the state on disk.
@@ -36,6 +37,9 @@ from headrace.storage.recovery import RecoveryReport, recover
 FLUSH_BYTES_MAX: Final = 8 * MIB
 """Size of one flush, which bounds the wait of the next append. A flush always takes at least one append."""
 STAGED_BYTES_MAX: Final = 512 * MIB
+_AWAIT_SECONDS_MAX: Final = 0.002
+_HASTY_FLUSHES: Final = 32
+"""Flushes that do not wait for more appends, after one that has waited in vain."""
 
 LateBatch: TypeAlias = Callable[[Sequence[Appended]], AnyBatch]
 Done: TypeAlias = Callable[["list[Appended] | BrokerError"], None]
@@ -56,6 +60,8 @@ class StoreOptions:
     """Total size of tails above which the writer waits for maintenance."""
     opened_bytes_max: int = OPENED_BATCHES_BYTES_MAX
     key: bytes | None = field(default=None, repr=False)
+    ticks: Callable[[], float] | None = None
+    """Monotonic clock in seconds. With it a flush waits for appends that are likely to come, at most as long as a sync takes."""
 
 
 @dataclass(slots=True)
@@ -132,6 +138,14 @@ class Store:
         """Appends that are written before the others."""
         self._staged_bytes = 0
         self._wake = threading.Event()
+        self._awaited = 1
+        """Staged appends from which on the writer is woken."""
+        self._flushed = 0
+        """Appends of the last flush."""
+        self._hasty_flushes = 0
+        """Flushes to come that do not wait for more appends."""
+        self._sync_seconds = 0.0
+        """Duration of the last sync, at most `_AWAIT_SECONDS_MAX`."""
         self._stopping = False
         self._writer: threading.Thread | None = None
         self.maintenance = Maintenance(self)
@@ -241,7 +255,7 @@ class Store:
             return
         self._staged_bytes += size_bytes
         (self._urgent if urgent else self._staged).append(Staged(appends, ack, now, done, size_bytes))
-        if not self._wake.is_set():
+        if (urgent or len(self._staged) >= self._awaited) and not self._wake.is_set():
             self._wake.set()
 
     def _rejection(self, size_bytes: int, reserve: bool) -> BrokerError | None:
@@ -262,6 +276,7 @@ class Store:
     def flush(self) -> bool:
         """Write what is staged. Returns whether there was anything to write."""
         staged = self._drain()
+        self._flushed = len(staged)
         if not staged:
             return False
         try:
@@ -334,7 +349,7 @@ class Store:
         try:
             built = self._write(pending, now, small)
             if completions[Ack.DURABLE]:
-                self.journal.sync()
+                self._sync()
         except (SyncFailed, BrokerError) as failure:
             error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the journal failed: {failure}")
             self.deliver([(done, error) for done, _ in waiting], [])
@@ -344,6 +359,15 @@ class Store:
         self.counters.records += sum(header.count for _, batches in built for header, _ in batches)
         self.counters.journal_bytes += size
         self.deliver(waiting, list(pending))
+
+    def _sync(self) -> None:
+        ticks = self.options.ticks
+        if ticks is None:
+            self.journal.sync()
+            return
+        began = ticks()
+        self.journal.sync()
+        self._sync_seconds = min(ticks() - began, _AWAIT_SECONDS_MAX)
 
     def _write(self, pending: dict[int, Pending], now: int, small: bool) -> list[tuple[Partition, list[Built]]]:
         """Write the frame. Raises `DiskFull` and `Unavailable`, after which nothing is written, and `StorageFailed`."""
@@ -388,11 +412,27 @@ class Store:
             try:
                 while self.flush():
                     self.maintenance.after_flush()
+                    self._await_appends()
             except Exception as failure:
                 self.fence(f"the writer failed: {failure!r}")  # as a failed flush has done already
                 self._wake.set()  # the next round rejects the other appends
             if self._stopping and not self._staged and not self._urgent:
                 return
+
+    def _await_appends(self) -> None:
+        """Wait briefly until as many appends are staged as the last flush had: their publishers send the next ones when they get their
+        replies. A flush that starts with the first of these makes all others wait for two syncs. Where they do not come in time, the
+        following flushes do not wait."""
+        if self._hasty_flushes:
+            self._hasty_flushes -= 1
+            return
+        if self._flushed < 2 or not self._sync_seconds or len(self._staged) >= self._flushed:
+            return
+        self._awaited = self._flushed
+        self._wake.clear()
+        if len(self._staged) < self._flushed and not (self._urgent or self._stopping) and not self._wake.wait(self._sync_seconds):
+            self._hasty_flushes = _HASTY_FLUSHES
+        self._awaited = 1
 
     # Maintenance steps, for callers without threads.
 
