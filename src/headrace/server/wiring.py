@@ -336,6 +336,7 @@ def _engine(config: Config, key: bytes | None, clock: Callable[[], int]) -> Engi
         checkpoint_interval_ms=config.storage.checkpoint_interval,
         headroom_bytes=config.storage.headroom,
         key=key,
+        ticks=time.monotonic,
     )
     return EmbeddedEngine(DiskFiles(config.storage.path), options, clock=clock)
 
