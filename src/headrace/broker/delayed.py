@@ -13,7 +13,7 @@ An id is 128 random bits, so an id reveals nothing about other messages, topics 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush, nsmallest
@@ -108,6 +108,18 @@ class DelayedEntry:
     """None for principals that neither own the message nor may delete the topic."""
 
 
+@dataclass(frozen=True, slots=True)
+class StagedMessages:
+    """Delayed messages that are being stored."""
+
+    ids: list[str]
+    """The ids that cancel them."""
+    dues: list[int]
+    """Unix ms of their delivery."""
+    outcome: Staged
+    """Resolves when they are durable."""
+
+
 class CheckOwner(Protocol):
     """Raises `NotAuthorized` unless the owner may still publish to the topic."""
 
@@ -183,38 +195,41 @@ class Schedule(TableLog[_Key, Delayed]):
         if ttl_ms < 0:
             raise InvalidRequest(f"a record cannot live for {ttl_ms} ms: ttl_ms must not be negative")
 
-    async def add(self, message: Delayed) -> str:
-        """Store the message and return the id that cancels it. Durable when it returns."""
-        size_bytes = message.size_bytes
-        check_batch(RecordBatch([message.value], [message.key], [message.headers]))
-        if size_bytes > DELAYED_RECORD_BYTES_MAX + _ENTRY_BYTES:
-            raise RecordTooLarge(size_bytes=size_bytes - _ENTRY_BYTES, bytes_max=DELAYED_RECORD_BYTES_MAX)
-        if self._count >= self._count_max:
+    def stage(self, messages: Sequence[Delayed]) -> StagedMessages:
+        """Store messages: all of them or, raising at once, none."""
+        sizes = [message.size_bytes for message in messages]
+        check_batch(
+            RecordBatch(
+                [message.value for message in messages], [message.key for message in messages], [message.headers for message in messages]
+            )
+        )
+        count, size_bytes = len(messages), sum(sizes)
+        if max(sizes) > DELAYED_RECORD_BYTES_MAX + _ENTRY_BYTES:
+            raise RecordTooLarge(size_bytes=max(sizes) - _ENTRY_BYTES, bytes_max=DELAYED_RECORD_BYTES_MAX)
+        if self._count + count > self._count_max:
             raise LimitExceeded(f"{self._count_max} delayed messages are waiting already")
         if self._bytes + size_bytes > self._bytes_max:
             raise LimitExceeded(f"delayed messages may hold at most {self._bytes_max} bytes together")
-        id = self._new_id()
-        changes = [((id,), message)]
+        ids = self._new_ids(count)
+        changes = [((id,), message) for id, message in zip(ids, messages, strict=True)]
         staged = self._publisher.append([self.write(changes)], Ack.DURABLE)
-        self._count += 1
+        self._count += count
         self._bytes += size_bytes
 
         def give_back(done: Staged) -> None:
             if done.cancelled() or done.exception() is not None:
-                self._count -= 1
+                self._count -= count
                 self._bytes -= size_bytes
 
         when_known(staged, give_back)
         self.follow(staged, changes)
-        await asyncio.shield(staged)
-        return id
+        return StagedMessages(ids, [message.due for message in messages], staged)
 
-    def _new_id(self) -> str:
+    def _new_ids(self, count: int) -> list[str]:
         assert self._random_bytes is not None, "a broker that accepts delayed messages needs random_bytes"
-        id = self._random_bytes(_ID_BYTES).hex()
-        while id in self._waiting:
-            id = self._random_bytes(_ID_BYTES).hex()
-        return id
+        drawn = self._random_bytes(_ID_BYTES * count).hex()
+        ids = [drawn[at : at + 2 * _ID_BYTES] for at in range(0, len(drawn), 2 * _ID_BYTES)]
+        return ids if self._waiting.keys().isdisjoint(ids) else self._new_ids(count)
 
     # Listing and removal
 

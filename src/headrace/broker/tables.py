@@ -86,9 +86,13 @@ class TableLog(Generic[K, V]):
     async def put(self, changes: Sequence[tuple[K, V | None]]) -> None:
         """Append the changes. They are durable and shown when it returns."""
         if changes:
-            staged = self._engine.append([self.write(changes)])
-            self.follow(staged, changes)
-            await asyncio.shield(staged)
+            await asyncio.shield(self.change(changes))
+
+    def change(self, changes: Sequence[tuple[K, V | None]]) -> Staged:
+        """Append the changes, at least one. They are durable and shown when the future resolves."""
+        staged = self._engine.append([self.write(changes)])
+        self.follow(staged, changes)
+        return staged
 
     async def settled(self) -> None:
         """Wait until every change staged before this call has been shown or has failed."""

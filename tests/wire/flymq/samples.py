@@ -6,13 +6,14 @@ import random
 from collections.abc import Iterable, Iterator
 
 from headrace.wire.flymq import Dialect, ReplyDecoder, RequestDecoder
-from headrace.wire.flymq.advanced_messages import TxnProduceBatch
+from headrace.wire.flymq.advanced_messages import DelayedBatch, ProduceWithTtl, TxnProduceBatch
 from headrace.wire.flymq.framing import BINARY, HEADER, MAGIC, VERSION
 from headrace.wire.flymq.messages import (
     AUTO,
     ClusterMetadata,
     ClusterTopics,
     Commit,
+    CommitBatch,
     Consume,
     Consumed,
     ConsumeZeroCopy,
@@ -152,6 +153,13 @@ def flat(events: Iterable[RequestEvent]) -> list[object]:
     for event in events:
         if isinstance(event, ProduceMany):
             records += flat(event.batches())
+        elif isinstance(event, CommitBatch):
+            records += event.commits()
+        elif isinstance(event, DelayedBatch):
+            records += event.messages()
+        elif isinstance(event, ProduceBatch) and event.ttls is not None:
+            assert event.keys is event.partitions is None
+            records += [ProduceWithTtl(event.topic, value, ttl_ms) for value, ttl_ms in zip(event.values, event.ttls, strict=True)]
         elif isinstance(event, ProduceBatch):
             keys = event.keys or [None] * len(event)
             partitions = event.partitions or [AUTO] * len(event)

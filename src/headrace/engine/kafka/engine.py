@@ -342,7 +342,7 @@ class KafkaEngine:
     # Reading
 
     def append_each(
-        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None
+        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
     ) -> asyncio.Future[AppendedEach]:
         return append_by_partition(self.append, places, values, keys)
 

@@ -15,13 +15,14 @@ from enum import Enum
 from functools import partial
 from typing import Final, TypeAlias
 
-from headrace.broker import Broker, Principal
+from headrace.broker import Broker, Principal, settled
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownTopic, WireError
 from headrace.limits import FLYMQ_LOGIN_INFLATED_BYTES_MAX, FLYMQ_LOOP_INFLATED_BYTES_MAX, IN_FLIGHT_BYTES_MAX
 from headrace.sessions.contract import WatchedLink
 from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.cluster import Node
+from headrace.sessions.flymq.delayed import StagedReplies, batch_of, stage_commits, stage_delayed
 from headrace.sessions.flymq.errors import error_reply, not_understood
 from headrace.sessions.flymq.handlers import Handlers
 from headrace.sessions.flymq.staging import Staged, StagedMany, failed, stage, stage_many
@@ -30,10 +31,13 @@ from headrace.sessions.session import BaseSession
 from headrace.sessions.turns import Turns
 from headrace.wire.flymq import Dialect, RequestDecoder, encode_failure, encode_reply, opcode_of, speaks_sdk
 from headrace.wire.flymq.access_messages import AccessRequest
-from headrace.wire.flymq.advanced_messages import TxnBegin, TxnCommit, TxnProduceBatch
+from headrace.wire.flymq.advanced_messages import DelayedBatch, ProduceDelayed, ProduceWithTtl, TxnBegin, TxnCommit, TxnProduceBatch
 from headrace.wire.flymq.framing import inflate
 from headrace.wire.flymq.messages import (
+    AUTO,
     Broken,
+    Commit,
+    CommitBatch,
     Consume,
     Failure,
     Fetch,
@@ -138,6 +142,15 @@ class FlyMqSession(BaseSession[Step]):
                     self._queue(many)
                 else:
                     self._inbox.extendleft(reversed(message.batches()))
+            case ProduceWithTtl():
+                partitions = None if message.partition == AUTO else [message.partition]
+                keys: list[bytes | None] | None = [message.key] if message.key else None
+                return self._serves(ProduceBatch(message.topic, [message.value], keys, partitions, [message.ttl_ms]))
+            case CommitBatch() | DelayedBatch():
+                self._work_left -= 1
+                self._stage_all(message)
+            case ProduceDelayed() | Commit(transaction=""):
+                return self._serves(batch_of(message))
             case Packed():
                 self._start(self._unpack(message))
             case TxnProduceBatch() | TxnBegin() | TxnCommit():
@@ -192,7 +205,7 @@ class FlyMqSession(BaseSession[Step]):
 
     # Records.
 
-    def _queue(self, staged: Staged | StagedMany | Committing | bytes) -> None:
+    def _queue(self, staged: Staged | StagedMany | StagedReplies | Committing | bytes) -> None:
         """Queue the reply."""
         if isinstance(staged, bytes):
             self._reply(staged)
@@ -221,6 +234,26 @@ class FlyMqSession(BaseSession[Step]):
 
     async def _produce_to_new_topic(self, request: TxnProduceBatch) -> None:
         self._queue(await self._handlers.transactions.produce_to_new_topic(request, self._dialect))
+
+    def _stage_all(self, batch: CommitBatch | DelayedBatch) -> None:
+        """Stage the requests together or, if one of them fails, each on its own."""
+        try:
+            staged = stage_commits if isinstance(batch, CommitBatch) else stage_delayed
+            self._queue(staged(self._broker, self._who, batch))  # type: ignore[operator]  # each takes its own kind
+        except BrokerError as error:
+            if len(batch) > 1:
+                self._inbox.extendleft(reversed(batch.commits() if isinstance(batch, CommitBatch) else batch.messages()))
+            elif isinstance(batch, DelayedBatch) and isinstance(error, UnknownTopic | SchemaCheckPending):
+                self._start(self._delay_to_new_topic(batch))
+            else:
+                self._reply(encode_failure(error_reply(error), self._dialect))
+
+    async def _delay_to_new_topic(self, batch: DelayedBatch) -> None:
+        try:
+            await self._broker.ensure_topic(self._who, batch.topic)
+            self._queue(await settled(lambda: stage_delayed(self._broker, self._who, batch)))
+        except BrokerError as error:
+            self._reply(encode_failure(error_reply(error), self._dialect))
 
     # Other requests.
 

@@ -14,17 +14,21 @@ from typing import Any, Final
 
 from headrace.broker import Broker, Principal, Published, PublishedEach
 from headrace.broker.schema_checks import SchemaCheckPending
-from headrace.errors import BrokerError, InvalidRecord, LimitExceeded, RecordTooLarge, UnknownTopic
+from headrace.errors import BrokerError, InvalidRecord, InvalidRequest, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
-from headrace.records import RecordBatch
+from headrace.records import NEVER, RecordBatch
 from headrace.sessions.chunks import publish_in_chunks
-from headrace.sessions.flymq.errors import publish_error_reply
+from headrace.sessions.flymq.errors import error_reply, publish_error_reply
 from headrace.sessions.session import RECORD_OVERHEAD_BYTES as IN_FLIGHT_OVERHEAD_BYTES
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.many import encode_metadata_each
 from headrace.wire.flymq.messages import AUTO, ProduceBatch, ProduceMany, RecordMetadataBatch
 
+TTL_MS_MAX: Final = 1 << 53
+"""Upper bound of a duration. Its sum with a time fits 64 bits."""
+OFFSET_MAX: Final = (1 << 63) - 1
+"""Largest offset. The wire format could carry twice as much."""
 RECORD_BYTES_MAX: Final = FLYMQ_PAYLOAD_BYTES_MAX - FRONT_BYTES - RECORD_OVERHEAD_BYTES
 """Key and value of the largest record that a FETCH reply can carry. A PRODUCE frame could carry a few bytes more."""
 
@@ -40,10 +44,10 @@ class Part:
 class Staged:
     """A batch in flight. Only the sizes of its records are kept, which is all the reply needs."""
 
-    __slots__ = ("_key_sizes", "_topic", "_value_sizes", "parts", "size_bytes")
+    __slots__ = ("_has_ttls", "_key_sizes", "_topic", "_value_sizes", "parts", "size_bytes")
 
     def __init__(self, batch: ProduceBatch, parts: list[Part]) -> None:
-        self._topic = batch.topic
+        self._topic, self._has_ttls = batch.topic, batch.ttls is not None
         self._value_sizes = list(map(len, batch.values))
         self._key_sizes = [AUTO] * len(batch) if batch.keys is None else [len(key) if key else AUTO for key in batch.keys]
         self.parts = parts
@@ -62,12 +66,13 @@ class Staged:
     def reply(self, dialect: Dialect) -> bytes:
         """Return one frame for each record, in order."""
         count = len(self._value_sizes)
+        opcode, reply_to = (Opcode.PRODUCE_WITH_TTL, error_reply) if self._has_ttls else (Opcode.PRODUCE, publish_error_reply)
         partitions, offsets, timestamps = [0] * count, [0] * count, [0] * count
         failed: dict[int, bytes] = {}
         for part in self.parts:
             outcome = _resolved(part.outcome)
             if isinstance(outcome, BrokerError):
-                failed |= dict.fromkeys(part.indexes, encode_failure(publish_error_reply(outcome), dialect))
+                failed |= dict.fromkeys(part.indexes, encode_failure(reply_to(outcome), dialect))
             elif len(self.parts) == 1:
                 partitions, offsets, timestamps = columns(outcome)
             else:
@@ -76,7 +81,7 @@ class Staged:
         if len(failed) == count:
             return b"".join([failed[index] for index in range(count)])
         rows = RecordMetadataBatch(self._topic, partitions, offsets, timestamps, self._key_sizes, self._value_sizes)
-        frames = encode_reply(Opcode.PRODUCE, rows)
+        frames = encode_reply(opcode, rows)
         if not failed:
             return frames
         size = len(frames) // count
@@ -148,10 +153,16 @@ def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged:
         raise
     except BrokerError as error:
         return failed(batch, error)
-    everything = range(len(batch))
-    if batch.partitions is None:
-        return Staged(batch, _stage_part(broker, who, batch, everything, None))
+    everything: Sequence[int] = range(len(batch))
     parts: list[Part] = []
+    if batch.ttls is not None and not (0 <= min(batch.ttls) <= max(batch.ttls) <= TTL_MS_MAX):
+        everything = [index for index, ttl_ms in enumerate(batch.ttls) if 0 <= ttl_ms <= TTL_MS_MAX]
+        for index in set(range(len(batch))) - set(everything):
+            parts.append(Part([index], InvalidRequest(f"a record cannot live for {batch.ttls[index]} ms")))
+        if not everything:
+            return Staged(batch, parts)
+    if batch.partitions is None:
+        return Staged(batch, parts + _stage_part(broker, who, batch, everything, None))
     chosen = batch.partitions
     for automatic, indexes in groupby(everything, lambda index: chosen[index] == AUTO):
         if automatic:
@@ -171,7 +182,7 @@ def failed(batch: ProduceBatch, error: BrokerError) -> Staged:
 
 
 def _stage_part(broker: Broker, who: Principal, batch: ProduceBatch, indexes: Sequence[int], partition: int | None) -> list[Part]:
-    records = _pick(batch, indexes)
+    records = _pick(broker, batch, indexes)
     try:
         if records.size_bytes > RECORD_BYTES_MAX:
             raise RecordTooLarge(size_bytes=records.size_bytes, bytes_max=RECORD_BYTES_MAX)
@@ -186,15 +197,21 @@ def _stage_part(broker: Broker, who: Principal, batch: ProduceBatch, indexes: Se
     except InvalidRecord:
 
         def publish(begin: int, end: int) -> asyncio.Future[Published]:
-            return broker.publish(who, batch.topic, _pick(batch, indexes[begin:end]), partition=partition)
+            return broker.publish(who, batch.topic, _pick(broker, batch, indexes[begin:end]), partition=partition)
 
         return [Part(indexes[begin:end], outcome) for begin, end, outcome in publish_in_chunks(publish, len(indexes))]
     except BrokerError as error:
         return [Part(indexes, error)]
 
 
-def _pick(batch: ProduceBatch, indexes: Sequence[int]) -> RecordBatch:
+def _pick(broker: Broker, batch: ProduceBatch, indexes: Sequence[int]) -> RecordBatch:
     if len(indexes) == len(batch):
-        return RecordBatch(batch.values, batch.keys)
-    keys = None if batch.keys is None else [batch.keys[index] for index in indexes]
-    return RecordBatch([batch.values[index] for index in indexes], keys if keys is not None and any(keys) else None)
+        records = RecordBatch(batch.values, batch.keys)
+    else:
+        keys = None if batch.keys is None else [batch.keys[index] for index in indexes]
+        records = RecordBatch([batch.values[index] for index in indexes], keys if keys is not None and any(keys) else None)
+    if batch.ttls is not None:
+        # A time to live of zero means the topic's own.
+        now, ttls = broker.now, [batch.ttls[index] for index in indexes]
+        records.expiries = [now + ttl_ms if ttl_ms else NEVER for ttl_ms in ttls] if any(ttls) else None
+    return records

@@ -14,20 +14,34 @@ from typing import Final, Generic, TypeVar
 from headrace.errors import WireError
 from headrace.limits import FLYMQ_LOOP_INFLATED_BYTES_TOTAL, FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq import transactions
-from headrace.wire.flymq.advanced_messages import TxnProduceBatch
+from headrace.wire.flymq.advanced_messages import DelayedBatch, TxnProduceBatch
 from headrace.wire.flymq.fields import Reader
 from headrace.wire.flymq.framing import COMPRESSION_MASK, GZIP, HEADER, HEADER_BYTES, MAGIC, VERSION, InflatedTooLarge, inflate
 from headrace.wire.flymq.many import MANY_MIN, take_many
-from headrace.wire.flymq.messages import Broken, Malformed, Packed, ProduceBatch, ReplyEvent, ReplyFrame, RequestEvent, UnknownOpcode
+from headrace.wire.flymq.messages import (
+    Broken,
+    CommitBatch,
+    Malformed,
+    Packed,
+    ProduceBatch,
+    ReplyEvent,
+    ReplyFrame,
+    RequestEvent,
+    UnknownOpcode,
+)
 from headrace.wire.flymq.opcodes import Opcode
 from headrace.wire.flymq.produce import read_produce, take_batch, take_metadata
 from headrace.wire.flymq.table import BY_OPCODE
+from headrace.wire.flymq.timed import take_commits, take_timed
 
 E = TypeVar("E")
 
-_TAKERS: Final[dict[int, Callable[[bytes, int, int], tuple[ProduceBatch | TxnProduceBatch | None, int]]]] = {
+_TAKERS: Final[dict[int, Callable[[bytes, int, int], tuple[ProduceBatch | TxnProduceBatch | DelayedBatch | CommitBatch | None, int]]]] = {
     Opcode.PRODUCE: take_batch,
     Opcode.TXN_PRODUCE: transactions.take_batch,
+    Opcode.COMMIT: take_commits,
+    Opcode.PRODUCE_DELAYED: take_timed,
+    Opcode.PRODUCE_WITH_TTL: take_timed,
 }
 """Decoders of batches, by opcode."""
 
@@ -216,7 +230,7 @@ class RequestDecoder(_Decoder[RequestEvent]):
 def _add(events: list[RequestEvent], event: RequestEvent) -> None:
     """Join adjacent records for one topic into one batch."""
     last = events[-1] if events else None
-    if isinstance(last, ProduceBatch) and isinstance(event, ProduceBatch) and last.topic == event.topic:
+    if isinstance(last, ProduceBatch) and isinstance(event, ProduceBatch) and last.topic == event.topic and last.ttls is event.ttls is None:
         last.extend(event)
         return
     if isinstance(last, TxnProduceBatch) and isinstance(event, TxnProduceBatch):

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Final, TypeAlias
 
 from headrace.wire.flymq.access_messages import AccessReplies, AccessRequest
-from headrace.wire.flymq.advanced_messages import AdvancedReply, AdvancedRequest
+from headrace.wire.flymq.advanced_messages import AdvancedReply, AdvancedRequest, DelayedBatch
 from headrace.wire.flymq.schema_messages import SchemaReplies, SchemaRequest
 
 AUTO = -1
@@ -67,6 +67,8 @@ class ProduceBatch:
     values: list[bytes]
     keys: list[bytes | None] | None = None
     partitions: list[int] | None = None
+    ttls: list[int] | None = None
+    """Times to live in ms: the frames are PRODUCE_WITH_TTL. Such a batch is not extended."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -153,6 +155,22 @@ class Commit:
     offset: int
     transaction: str = ""
     """Only in Headrace: commit with this transaction."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitBatch:
+    """Adjacent COMMIT frames for one topic and group, outside a transaction."""
+
+    topic: str
+    group: str
+    partitions: list[int]
+    offsets: list[int]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def commits(self) -> list[Commit]:
+        return [Commit(self.topic, self.group, *place) for place in zip(self.partitions, self.offsets, strict=True)]
 
 
 @dataclass(slots=True)
@@ -460,7 +478,7 @@ Request: TypeAlias = (
     | SchemaRequest
     | AdvancedRequest
 )
-RequestEvent: TypeAlias = Request | ProduceMany | UnknownOpcode | Malformed | Packed | Broken
+RequestEvent: TypeAlias = Request | ProduceMany | CommitBatch | DelayedBatch | UnknownOpcode | Malformed | Packed | Broken
 Reply: TypeAlias = (
     RecordMetadataBatch
     | Consumed
