@@ -276,7 +276,7 @@ class OutcomeUnknown(BrokerError):
 
     def __init__(self, text: str, outcome: asyncio.Future[Any] | None = None) -> None:
         super().__init__(f"{text}; the outcome is unknown")
-        self.outcome = outcome
+        self.text, self.outcome = text, outcome
 
 
 class CorruptData(BrokerError):

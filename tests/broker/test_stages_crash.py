@@ -51,6 +51,8 @@ class Mortal:
     def __init__(self, engine: MemoryEngine, life: int, is_late: bool) -> None:
         self.engine = engine
         self.health = engine.health
+        self.capabilities = engine.capabilities
+        self.topic_changed = engine.topic_changed
         self.life = life
         self.is_late = is_late
 

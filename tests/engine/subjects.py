@@ -17,6 +17,7 @@ from headrace.engine.memory import MemoryEngine
 from headrace.records import AnyBatch, Record, RecordBatch
 from headrace.storage.files import DiskFiles
 from headrace.storage.store import StoreOptions
+from tests.engine.remote import RemoteEngine
 
 
 @dataclass
@@ -41,6 +42,11 @@ def _memory(directory: Path, clock: Clock) -> Build:
     return lambda: engine
 
 
+def _remote(directory: Path, clock: Clock) -> Build:
+    engine = RemoteEngine(MemoryEngine(clock=clock), seed=1)
+    return lambda: engine
+
+
 def _embedded(directory: Path, clock: Clock) -> Build:
     return lambda: EmbeddedEngine(DiskFiles(directory), StoreOptions(journal_bytes=1 << 20, headroom_bytes=0), clock=clock)
 
@@ -54,7 +60,7 @@ def kafka_engine(bootstrap: str, clock: Clock) -> Build:
     return lambda: KafkaEngine(settings, clock=clock)
 
 
-SUBJECTS: dict[str, Callable[[Path, Clock], Build]] = {"memory": _memory, "embedded": _embedded}
+SUBJECTS: dict[str, Callable[[Path, Clock], Build]] = {"memory": _memory, "embedded": _embedded, "remote": _remote}
 
 
 class Subject:

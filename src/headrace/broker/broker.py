@@ -117,6 +117,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
             bytes_max=settings.transactions_bytes_max,
         )
         self._stages = Stages(engine, WriterPermissions(authorizer, engine), publisher, clock=clock, later=later, settings=settings)
+        engine.topic_changed = self._topic_changed_elsewhere
         self._expiry: asyncio.Task[None] | None = None
         self._expiry_timer: Timer | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -392,6 +393,15 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         self._watermarks.topic_changed(name)
         self._sweep.consider()
         self._consumers.partitions_added(name, self._engine.topics()[name].partitions)
+
+    def _topic_changed_elsewhere(self, name: str) -> None:
+        """Follow a change that did not come through this broker."""
+        topic = self._engine.topics().get(name)
+        if topic is None:
+            purging = asyncio.get_running_loop().create_task(self._topics.purge(name))
+            supervise(self._engine.health, "removal of a deleted topic's data", purging)
+        elif not topic.internal:
+            self._topic_changed(name)
 
     async def _topic_gone(self, name: str) -> None:
         """End the readers first, without an await, so that none can mistake a new topic of the same name for the deleted one."""

@@ -26,7 +26,7 @@ from headrace.broker.publishing.requirements import CreateDeadLetterTopic, Diver
 from headrace.broker.settings import Clock, Later, Timer
 from headrace.broker.tables import Staged, TableLog
 from headrace.engine.catalog import check_batch, headers_bytes
-from headrace.engine.contract import Ack, Engine, Write
+from headrace.engine.contract import Ack, Engine, Write, when_known
 from headrace.errors import (
     BrokerError,
     InvalidRequest,
@@ -196,12 +196,12 @@ class Schedule(TableLog[_Key, Delayed]):
         self._count += 1
         self._bytes += size_bytes
 
-        def give_back(done: asyncio.Future[object]) -> None:
+        def give_back(done: Staged) -> None:
             if done.cancelled() or done.exception() is not None:
                 self._count -= 1
                 self._bytes -= size_bytes
 
-        staged.add_done_callback(give_back)  # type: ignore[arg-type]  # it asks the future only whether it has failed
+        when_known(staged, give_back)
         self.follow(staged, changes)
         await asyncio.shield(staged)
         return id
@@ -234,11 +234,15 @@ class Schedule(TableLog[_Key, Delayed]):
     async def cancel(self, waiting: Waiting) -> None:
         """Remove a message that `find` has just returned. It is never delivered after this returns."""
         waiting.is_leaving = True
+        changes: list[tuple[_Key, Delayed | None]] = [((waiting.id,), None)]
         try:
-            await self.put([((waiting.id,), None)])
+            staged = self._engine.append([self.write(changes)])
         except BrokerError:
             self._retry_later([waiting])
             raise
+        self.follow(staged, changes)
+        when_known(staged, partial(self._landed, [waiting]))
+        await asyncio.shield(staged)
 
     async def topic_gone(self, topic: str) -> None:
         await self.settled()
@@ -325,11 +329,11 @@ class Schedule(TableLog[_Key, Delayed]):
             self._retry_later(leaving)
             return
         self._under_way.add(staged)
+        staged.add_done_callback(self._under_way.discard)
         self.follow(staged, changes)
-        staged.add_done_callback(partial(self._landed, leaving))
+        when_known(staged, partial(self._landed, leaving))
 
     def _landed(self, left: list[Waiting], staged: Staged) -> None:
-        self._under_way.discard(staged)
         if staged.cancelled() or staged.exception() is not None:
             self._retry_later(left)
 

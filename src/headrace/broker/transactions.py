@@ -19,8 +19,8 @@ from headrace.broker.settings import Clock, Later, Timer
 from headrace.broker.tables import Staged
 from headrace.broker.topics import check_name
 from headrace.engine.catalog import check_batch, headers_bytes
-from headrace.engine.contract import Appended, Write
-from headrace.errors import BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, Unavailable
+from headrace.engine.contract import Appended, Write, when_known
+from headrace.errors import BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, OutcomeUnknown, Unavailable
 from headrace.limits import TRANSACTION_BYTES_MAX
 from headrace.records import AnyBatch, ColumnBatch
 
@@ -130,8 +130,16 @@ class Transaction:
             self._end(_State.COMMITTED)
             answer.set_result([])
         else:
-            staged.add_done_callback(partial(self._landed, placings, answer))
+            staged.add_done_callback(partial(self._answer_unknown, answer))
+            when_known(staged, partial(self._landed, placings, answer))
         return answer
+
+    def _answer_unknown(self, answer: asyncio.Future[list[Published]], staged: Staged) -> None:
+        """Tell the caller that the outcome is unknown. The transaction counts as committing until it is known: a second commit could
+        write everything twice."""
+        error = staged.exception()
+        if isinstance(error, OutcomeUnknown) and error.outcome is not None and not answer.done():
+            answer.set_exception(error)
 
     def _landed(self, placings: Sequence[Placing], answer: asyncio.Future[list[Published]], staged: Staged) -> None:
         error = staged.exception()
@@ -139,7 +147,7 @@ class Transaction:
             self._end(_State.COMMITTED)
         else:
             # A caller that was cancelled does not commit again.
-            is_open = isinstance(error, BrokerError) and error.retriable and not answer.done()
+            is_open = isinstance(error, BrokerError) and error.retriable and not isinstance(error, OutcomeUnknown) and not answer.done()
             self._end(_State.OPEN if is_open else _State.ABORTED)
         if answer.done():
             return

@@ -49,6 +49,7 @@ _KINDS: Final[Mapping[str, int]] = {
     "unavailable": UNAVAILABLE,
     "disk_full": UNAVAILABLE,
     "storage_failed": UNAVAILABLE,
+    "outcome_unknown": UNAVAILABLE,
     "topic_exists": CONFLICT,
     "entry_exists": CONFLICT,
     "incompatible_schema": CONFLICT,

@@ -1,6 +1,10 @@
 """Engine contract: the interface of a partitioned log in thirteen methods.
 
-The broker uses this interface and no module below it. One behaviour suite (`tests/engine/`) runs over every engine.
+The broker uses this interface and no module below it. One behaviour suite (`tests/engine/`) runs over every engine. What not every engine
+can promise is a field of `Capabilities`.
+
+`topics`, `bounds` and `size_bytes` are snapshots: others may change a remote log at any time. A snapshot never goes back, and it is never
+behind an append of this engine that has resolved.
 
 All methods are called on the event loop. `append` is the only way to write, and it is atomic: the writes of one call become visible
 together or not at all, on any number of partitions. Idempotent producers, transactions and committed offsets use it, because their tables
@@ -13,8 +17,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from headrace.errors import OutcomeUnknown
 from headrace.records import Ack, AnyBatch, Appended, Batch, Bounds
 from headrace.storage.health import Health, HealthReport, HealthState, Problem
 
@@ -33,7 +38,11 @@ __all__ = [
     "Topic",
     "TopicConfig",
     "Write",
+    "known",
+    "when_known",
 ]
+
+T = TypeVar("T")
 
 
 class Cleanup(StrEnum):
@@ -108,14 +117,17 @@ class Engine(Protocol):
     health: Health
     """Outcomes of background threads and tasks, including those of the broker."""
 
+    topic_changed: Callable[[str], None]
+    """Called on the loop with the name of a topic that was created, altered or deleted by others. The broker sets it."""
+
     @property
     def capabilities(self) -> Capabilities: ...
 
     async def open(self) -> None:
-        """Recover and start. Raises `StorageFailed`, `CorruptData` or `DirectoryLocked`."""
+        """Recover and start. Raises `StorageFailed`, `CorruptData`, `DirectoryLocked` or `Unavailable`."""
 
     async def close(self) -> None:
-        """Flush, take a checkpoint and stop. Idempotent."""
+        """Finish what was staged and stop. Idempotent."""
 
     async def create_topic(self, name: str, partitions: int, config: TopicConfig, *, internal: bool = False) -> Topic:
         """Create a topic. Durable when it returns. Raises `TopicExists`, `LimitExceeded`."""
@@ -136,8 +148,9 @@ class Engine(Protocol):
         and need no order relative to others.
 
         Raises at once: `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `LimitExceeded`.
-        Through the future: `DiskFull` and `Unavailable` (retriable, nothing was written), `StorageFailed` (the outcome is unknown: the
-        records may be present when the log is opened again).
+        Through the future: `DiskFull` and `Unavailable` (retriable, nothing was written), `StorageFailed` (the log accepts no writes until
+        it is opened again, and the records may be present then), `OutcomeUnknown` (the log has not answered in time; `when_known` waits
+        for its answer). A caller that keeps state about an append changes it when the outcome is known, not before.
         """
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
@@ -160,3 +173,35 @@ class Engine(Protocol):
 
     async def maintain(self) -> None:
         """Apply retention and compaction once."""
+
+
+def when_known(staged: asyncio.Future[T], then: Callable[[asyncio.Future[T]], object]) -> None:
+    """Call `then` with a future that has the outcome of an append, once it is known: `staged`, or what its `OutcomeUnknown` resolves to."""
+
+    def done(future: asyncio.Future[T]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, OutcomeUnknown) and error.outcome is not None:
+            error.outcome.add_done_callback(then)
+        else:
+            then(future)
+
+    staged.add_done_callback(done)
+
+
+def known(staged: asyncio.Future[T]) -> asyncio.Future[T]:
+    """Return a future that resolves as `staged` does, but not before the outcome is known. Cancelling it does not affect `staged`."""
+    answer: asyncio.Future[T] = staged.get_loop().create_future()
+    answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may only wait for it
+
+    def resolve(future: asyncio.Future[T]) -> None:
+        if answer.done():
+            return
+        if future.cancelled():
+            answer.cancel()
+        elif (error := future.exception()) is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(future.result())
+
+    when_known(staged, resolve)
+    return answer

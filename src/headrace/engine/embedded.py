@@ -87,6 +87,7 @@ class EmbeddedEngine:
         self._maintain_interval_seconds = maintain_interval_seconds
         self._catalog = Catalog()
         self._topics: dict[str, Topic] = {}
+        self.topic_changed: Callable[[str], None] = lambda name: None  # one process owns the directory
         self._changing = asyncio.Lock()
         """Serializes the creation, change and deletion of topics."""
         self._watchers: dict[int, set[Callable[[], None]]] = {}

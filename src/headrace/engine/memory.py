@@ -64,6 +64,7 @@ class MemoryEngine:
         self._staged: list[_Staged] = []
         self._numbers = 0
         self._is_open = False
+        self.topic_changed: Callable[[str], None] = lambda name: None
 
     async def open(self) -> None:
         self._is_open = True

@@ -41,7 +41,7 @@ from headrace.broker.settings import Clock
 from headrace.broker.tables import TableLog
 from headrace.broker.topics import Topics, check_topic_name
 from headrace.engine.catalog import headers_bytes
-from headrace.engine.contract import Ack, Bounds, Cleanup, Engine, Write
+from headrace.engine.contract import Ack, Bounds, Cleanup, Engine, Write, known
 from headrace.errors import OffsetOutOfRange, UnknownMessage, UnknownTopic
 from headrace.limits import DEAD_LETTER_ERROR_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, MIB
 from headrace.records import Headers, RecordBatch
@@ -369,7 +369,7 @@ class DeadLetters:
         writes = [write for placing in placings for write in placing.writes]
         staged = self._publisher.append([*writes, self._marks.write(marks)], Ack.DURABLE)
         self._marks.follow(staged, marks)
-        appended = await asyncio.shield(staged)
+        appended = await known(staged)  # until then the letters are claimed
         landed: list[Published] = [placing.landed([answer]) for placing, answer in zip(placings, appended, strict=False)]
         return Replayed(route.topic, {place.id: published.placement(0) for place, published in zip(rows, landed, strict=True)})
 

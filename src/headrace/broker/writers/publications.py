@@ -28,8 +28,8 @@ from headrace.broker.tables import TableLog
 from headrace.broker.writers.progress import Key, Rolling, Writer, WriterRow, WriterTable
 from headrace.broker.writers.spill import Spill
 from headrace.broker.writers.stage import Held, SpilledBatch, Stage, batch_of
-from headrace.engine.contract import Ack, Engine, Write
-from headrace.errors import BrokerError, StorageFailed, Unavailable, UnknownTopic
+from headrace.engine.contract import Ack, Engine, Write, known
+from headrace.errors import BrokerError, OutcomeUnknown, StorageFailed, Unavailable, UnknownTopic
 from headrace.limits import MIB
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 
@@ -139,13 +139,13 @@ class Publications:
         rows: list[tuple[Key, WriterRow | None]],
         plan: list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]] | None = None,
     ) -> None:
-        """Append records and rows atomically."""
+        """Append records and rows atomically. Returns or raises when the outcome is known: until then the writer must not try again."""
         tables = [self._writers.write(rows), *([self._plans.write(plan)] if plan else ())]
         staged = self._publisher.append([*writes, *tables], Ack.DURABLE)
         if plan:
             self._plans.follow(staged, plan)
         self._writers.follow(staged, rows)
-        await asyncio.shield(staged)
+        await known(staged)
 
     # Publications of several appends
 
@@ -158,7 +158,7 @@ class Publications:
             rolling = Rolling(version, sum(stage.records for stage in stages), len(plan))
             await self._append([], [((writer.name,), writer.row(writer.version, self._clock(), rolling))], plan)
         except BrokerError as error:
-            if not isinstance(error, StorageFailed):  # then it is unknown whether the plan is on disk
+            if not isinstance(error, (StorageFailed, OutcomeUnknown)):  # then it is unknown whether the plan is on disk
                 self._spill.release(spilled)
             raise
         for stage in stages:
