@@ -48,6 +48,8 @@ MAY_KNOW: dict[str, set[str]] = {
         "headrace.spark.*",
         "headrace.demo.*",
         "headrace.flight.client",
+        "headrace.arrow.copying",
+        "headrace.programs",
         "headrace.wire.*",
         "headrace.bench.cli",
         "headrace.engine.contract",

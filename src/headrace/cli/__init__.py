@@ -95,6 +95,8 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "certs": Entry("headrace.cli.certs", "certs", "Create development certificates: CA, server, clients."),
     "check": Entry("headrace.cli.offline", "check", "Verify a data directory, offline and read-only."),
     "dump": Entry("headrace.cli.offline", "dump", "Show the content of a log file, offline."),
+    "copy": Entry("headrace.cli.copy", "copy", "Copy topics, groups, schemas and users to another broker."),
+    "capacity": Entry("headrace.cli.capacity", "capacity", "Plan brokers, Kafka nodes and Spark executors."),
     "bench": Entry("headrace.bench.cli", "bench", "Measure the protocols, and other brokers for comparison."),
     "demo": Entry("headrace.cli.demo", "demo", "Run broker, pipeline and sample traffic together."),
     "completion": Entry("headrace.cli.completion", "completion", "Print the completion script for a shell."),
