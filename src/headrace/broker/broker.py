@@ -42,7 +42,7 @@ from headrace.broker.settings import BrokerSettings, Clock, Later, Timer
 from headrace.broker.topics import Topics
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
-from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Topic, TopicConfig
+from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Placement, Topic, TopicConfig
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.records import AnyBatch
 
@@ -180,6 +180,11 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
     def now(self) -> int:
         """Unix ms by the broker's clock, which expiries are compared with."""
         return self._clock()
+
+    @property
+    def placement(self) -> Placement:
+        """Hash that maps keys to partitions."""
+        return self._engine.capabilities.placement
 
     @property
     def topic_defaults(self) -> TopicConfig:

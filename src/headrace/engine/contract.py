@@ -34,6 +34,7 @@ __all__ = [
     "Health",
     "HealthReport",
     "HealthState",
+    "Placement",
     "Problem",
     "Topic",
     "TopicConfig",
@@ -93,6 +94,14 @@ class Write:
     batch: AnyBatch | Callable[[Sequence[Appended]], AnyBatch]
 
 
+class Placement(StrEnum):
+    """Hash that maps a key to a partition. All writers of a log must agree on it."""
+
+    FNV1A = "fnv1a"
+    MURMUR2 = "murmur2"
+    """As Kafka's Java clients do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """Promises that not every engine can make. Code that needs one asks for it."""
@@ -109,6 +118,7 @@ class Capabilities:
     """A column batch is read back as one batch. Otherwise batches are joined and divided as the log likes."""
     any_topic_name: bool = True
     """Every name that the broker accepts is possible. Otherwise `create_topic` raises `InvalidTopicName` for some."""
+    placement: Placement = Placement.FNV1A
 
 
 class Engine(Protocol):

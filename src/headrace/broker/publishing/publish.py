@@ -16,8 +16,8 @@ from headrace.broker.authorizer import Principal
 from headrace.broker.publishing.partitioner import assign, pick
 from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, Rule
 from headrace.broker.settings import Clock
-from headrace.engine.contract import Ack, Appended, Engine, Topic, Write
-from headrace.errors import InvalidRequest, Unavailable, UnknownPartition
+from headrace.engine.contract import Ack, Appended, Engine, Placement, Topic, Write
+from headrace.errors import InvalidRequest, OutcomeUnknown, Unavailable, UnknownPartition
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 
 _ROUTES_MAX: Final = 65_536
@@ -56,9 +56,10 @@ class ProducerStamp:
 class Route:
     """Cached facts about a topic that a publish needs."""
 
-    __slots__ = ("_clock", "_ttl_ms", "partitions", "rule", "topic", "turn")
+    __slots__ = ("_clock", "_ttl_ms", "partitions", "placement", "rule", "topic", "turn")
 
-    def __init__(self, topic: Topic, clock: Clock, rule: Rule | None = None) -> None:
+    def __init__(self, topic: Topic, clock: Clock, rule: Rule | None = None, placement: Placement = Placement.FNV1A) -> None:
+        self.placement = placement
         self.topic = topic.name
         self.rule = rule
         """Requirement on the topic's records, if there is one."""
@@ -122,7 +123,7 @@ class Placing:
             partition = route.next_turn()
         else:
             batch = _listed(batch)
-            assigned = assign(batch, route.partitions, route.next_turn())
+            assigned = assign(batch, route.partitions, route.next_turn(), route.placement)
             if len(assigned) > 1:
                 self.assigned = assigned
             partition = next(iter(assigned))
@@ -170,11 +171,12 @@ class Placing:
     def _landed(self, appended: Sequence[Appended]) -> Published:
         first = appended[0]
         if self.assigned is None:
-            return Published(self.partition, first.base_offset, first.count, first.timestamp)
+            placements = None if first.offsets is None else [(self.partition, offset) for offset in first.offsets]
+            return Published(self.partition, first.base_offset, first.count, first.timestamp, placements)
         placements = [(0, 0)] * sum(map(len, self.assigned.values()))
         for (place, indexes), answer in zip(self.assigned.items(), appended, strict=False):
-            for offset, index in enumerate(indexes, answer.base_offset):
-                placements[index] = (place, offset)
+            for number, index in enumerate(indexes):
+                placements[index] = (place, answer.offset(number))
         return Published(self.partition, first.base_offset, len(placements), first.timestamp, placements)
 
 
@@ -206,10 +208,34 @@ class Publisher:
     def publish(self, who: Principal, topic: str, batch: AnyBatch, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
         route = self._allowed.get((who, topic)) or self.route(who, topic)
         placing = Placing(route, batch, partition)
-        staged = self._engine.append(placing.writes, ack=ack)
+        if len(placing.writes) > 1 and not self._engine.capabilities.cheap_atomic_append:
+            staged = self._append_each(placing.writes, ack)
+        else:
+            staged = self._engine.append(placing.writes, ack=ack)
         self._staged += 1
         answer: asyncio.Future[Published] = staged.get_loop().create_future()
         staged.add_done_callback(partial(self._answer, answer, placing))
+        return answer
+
+    def _append_each(self, writes: Sequence[Write], ack: Ack | None) -> asyncio.Future[list[Appended]]:
+        """Append each write by itself: a publish promises atomicity only to idempotent producers and transactions. If some writes fail
+        and others do not, the outcome is unknown."""
+        parts = [self._engine.append([write], ack=ack) for write in writes]
+        answer: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+
+        def landed(gathered: asyncio.Future[list[list[Appended] | BaseException]]) -> None:
+            found = gathered.result()
+            errors = [part for part in found if isinstance(part, BaseException)]
+            if answer.done():
+                return
+            if not errors:
+                answer.set_result([appended for part in found if not isinstance(part, BaseException) for appended in part])
+            elif len(errors) == len(found):
+                answer.set_exception(errors[0])
+            else:
+                answer.set_exception(OutcomeUnknown(f"{len(found) - len(errors)} of {len(found)} partitions were written: {errors[0]}"))
+
+        asyncio.gather(*parts, return_exceptions=True).add_done_callback(landed)
         return answer
 
     def append(self, writes: Sequence[Write], ack: Ack | None = None, *, urgent: bool = False) -> asyncio.Future[list[Appended]]:
@@ -236,7 +262,7 @@ class Publisher:
         """Return the route for records that the broker itself publishes. Raises `UnknownTopic`."""
         route = self._routes.get(topic)
         if route is None:
-            route = self._routes[topic] = Route(self._find(topic), self._clock, self._rules(topic))
+            route = self._routes[topic] = Route(self._find(topic), self._clock, self._rules(topic), self._engine.capabilities.placement)
         return route
 
     def check_open(self) -> None:

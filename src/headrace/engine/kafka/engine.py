@@ -18,7 +18,7 @@ import msgspec
 from aiokafka import errors as kafka_errors
 
 from headrace.engine.catalog import check_batch
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Capabilities, Cleanup, Health, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, Batch, Bounds, Capabilities, Cleanup, Health, Placement, Topic, TopicConfig, Write
 from headrace.engine.kafka.cluster import Cluster
 from headrace.engine.kafka.codec import Decoded, sizes_of
 from headrace.engine.kafka.names import CONFIG_NAMES, INTERNAL, Names, from_kafka_config, to_kafka_config
@@ -66,6 +66,7 @@ class KafkaEngine:
         cheap_atomic_append=False,
         keeps_batches=False,
         any_topic_name=False,
+        placement=Placement.MURMUR2,
     )
 
     def __init__(self, settings: KafkaSettings, *, clock: Callable[[], int]) -> None:
