@@ -77,6 +77,7 @@ class EmbeddedEngine:
     """Implements `headrace.engine.contract.Engine` on disk."""
 
     capabilities = Capabilities()
+    epoch = 0
 
     def __init__(
         self, files: Files, options: StoreOptions | None = None, *, clock: Callable[[], int], maintain_interval_seconds: float = 30
@@ -87,6 +88,7 @@ class EmbeddedEngine:
         self._maintain_interval_seconds = maintain_interval_seconds
         self._catalog = Catalog()
         self._topics: dict[str, Topic] = {}
+        self.lost: Callable[[], None] = lambda: None
         self.topic_changed: Callable[[str], None] = lambda name: None  # one process owns the directory
         self._changing = asyncio.Lock()
         """Serializes the creation, change and deletion of topics."""

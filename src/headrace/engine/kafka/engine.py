@@ -21,6 +21,7 @@ from headrace.engine.catalog import check_batch
 from headrace.engine.contract import Ack, Appended, Batch, Bounds, Capabilities, Cleanup, Health, Placement, Topic, TopicConfig, Write
 from headrace.engine.kafka.cluster import Cluster
 from headrace.engine.kafka.codec import Decoded, sizes_of
+from headrace.engine.kafka.election import Election
 from headrace.engine.kafka.names import CONFIG_NAMES, INTERNAL, Names, from_kafka_config, to_kafka_config
 from headrace.engine.kafka.partition import PartitionLog
 from headrace.engine.kafka.settings import KafkaSettings
@@ -45,6 +46,7 @@ _STABLE_WAIT_MS: Final = 100
 _PAUSE_SECONDS: Final = 0.2
 _CACHE_BYTES_MAX: Final = 128 * MIB
 _SETTINGS_TOPIC: Final = "__topics"
+_ELECTION_TOPIC: Final = "__coordinator"
 _CONNECTION: Final = "connection to Kafka"
 
 
@@ -81,7 +83,7 @@ class KafkaEngine:
             deadline_ms=settings.deadline_ms,
             health=self.health,
             advanced=self._moved,
-            fenced=self._lost,
+            fenced=self._lose,
         )
         self._topics: dict[str, Topic] = {}
         self._logs: dict[str, list[PartitionLog]] = {}
@@ -93,10 +95,19 @@ class KafkaEngine:
         self._refresh_lock = asyncio.Lock()
         self._is_open = False
         self.topic_changed: Callable[[str], None] = lambda name: None
+        self.lost: Callable[[], None] = lambda: None
+        self._election: Election | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._writer.epoch
 
     async def open(self) -> None:
+        """Connect, wait until this engine owns the tables, and read the topics. Raises `Unavailable`."""
         await self._cluster.open()
         try:
+            if self._settings.is_elected:
+                await self._elect()
             await self._writer.open()
             self._is_open = True
             await self._refresh()
@@ -104,6 +115,13 @@ class KafkaEngine:
             await self.close()
             raise
         self._refreshing = asyncio.get_running_loop().create_task(self._refresh_forever())
+
+    async def _elect(self) -> None:
+        topic = self._names.to_kafka(_ELECTION_TOPIC)
+        with contextlib.suppress(TopicExists):
+            await self._cluster.create_topic(topic, 1, {})
+        self._election = Election(self._cluster.arguments, topic, self._settings.coordinator_id, self._lose)
+        await self._election.win()
 
     async def close(self) -> None:
         self._is_open = False
@@ -115,6 +133,9 @@ class KafkaEngine:
         self._refreshing = None
         self._followers.clear()
         await self._writer.close()
+        if self._election is not None:  # after the last write: the next owner reads the tables at once
+            await self._election.leave()
+            self._election = None
         await self._cluster.close()
         self._topics.clear()
         self._logs.clear()
@@ -200,6 +221,7 @@ class KafkaEngine:
         async with self._refresh_lock:
             counts = await self._cluster.partition_counts()
             served = {ours: count for name, count in counts.items() if count and (ours := self._names.from_kafka(name)) is not None}
+            served.pop(_ELECTION_TOPIC, None)
             for name in self._logs.keys() - served.keys():
                 self._drop(name)
                 self.topic_changed(name)
@@ -257,8 +279,11 @@ class KafkaEngine:
         for log in logs:
             log.wake()
 
-    def _lost(self) -> None:
-        self.health.failed("ownership of the tables", "another broker has taken over")
+    def _lose(self) -> None:
+        """Stop writing to the tables: another broker owns them."""
+        self._writer.stop_transactions()
+        self.health.ended("another broker owns the tables")
+        self.lost()
 
     # Settings that Kafka does not keep
 
