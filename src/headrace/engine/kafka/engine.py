@@ -90,6 +90,8 @@ class KafkaEngine:
         self._own: dict[str, _OwnSettings] = {}
         self._own_position = 0
         self._watched: dict[PartitionLog, None] = {}
+        self._missing: set[str] = set()
+        """Topics that the last refresh did not find."""
         self._followers: dict[int, asyncio.Task[None]] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_lock = asyncio.Lock()
@@ -155,7 +157,7 @@ class KafkaEngine:
         await self._put_own(name, config)
         async with self._refresh_lock:
             if name not in self._topics:
-                await self._add({name: partitions})
+                await self._add({name: partitions}, must_exist=True)
         return self._topics[name]
 
     async def alter_topic(self, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
@@ -172,7 +174,7 @@ class KafkaEngine:
         if count > old.partitions:
             await self._cluster.add_partitions(self._names.to_kafka(name), count)
         async with self._refresh_lock:
-            await self._add({name: count})
+            await self._add({name: count}, must_exist=True)
         return self._topics[name]
 
     async def delete_topic(self, name: str) -> None:
@@ -222,12 +224,14 @@ class KafkaEngine:
             counts = await self._cluster.partition_counts()
             served = {ours: count for name, count in counts.items() if count and (ours := self._names.from_kafka(name)) is not None}
             served.pop(_ELECTION_TOPIC, None)
-            for name in self._logs.keys() - served.keys():
+            # The node that was asked may not have heard of a new topic or partition yet: a topic is gone when it is missing twice in a row.
+            missing, self._missing = self._missing, self._logs.keys() - served.keys()
+            for name in missing & self._missing:
                 self._drop(name)
                 self.topic_changed(name)
             if _SETTINGS_TOPIC in served:
                 await self._read_own(served[_SETTINGS_TOPIC])
-            changed = {name: count for name, count in served.items() if len(self._logs.get(name, ())) != count}
+            changed = {name: count for name, count in served.items() if len(self._logs.get(name, ())) < count}
             if changed:
                 await self._add(changed)
             for name in changed:
@@ -239,10 +243,10 @@ class KafkaEngine:
                     log.forget()
         self._follow()
 
-    async def _add(self, counts: Mapping[str, int]) -> None:
+    async def _add(self, counts: Mapping[str, int], *, must_exist: bool = False) -> None:
         """Add topics and partitions that the cluster has, with their settings and bounds."""
         kafka_names = {name: self._names.to_kafka(name) for name in counts}
-        configs = await self._cluster.configs(list(kafka_names.values()), CONFIG_NAMES)
+        configs = await self._cluster.configs(list(kafka_names.values()), CONFIG_NAMES, must_exist=must_exist)
         for name, count in counts.items():
             found = configs.get(kafka_names[name])
             if found is None:
