@@ -54,6 +54,7 @@ class Mortal:
         self.health = engine.health
         self.capabilities = engine.capabilities
         self.topic_changed = engine.topic_changed
+        self.lost, self.epoch = engine.lost, engine.epoch
         self.life = life
         self.is_late = is_late
 

@@ -64,6 +64,18 @@ class RemoteEngine:
     def topic_changed(self, changed: Callable[[str], None]) -> None:
         self.inner.topic_changed = changed
 
+    @property
+    def lost(self) -> Callable[[], None]:
+        return self.inner.lost
+
+    @lost.setter
+    def lost(self, lost: Callable[[], None]) -> None:
+        self.inner.lost = lost
+
+    @property
+    def epoch(self) -> int:
+        return self.inner.epoch
+
     async def open(self) -> None:
         await self.inner.open()
 

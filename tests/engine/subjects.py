@@ -56,7 +56,7 @@ _PREFIXES = itertools.count()
 
 def kafka_engine(bootstrap: str, clock: Clock) -> Build:
     """Return the Kafka engine under a prefix that no other test of this process uses."""
-    settings = KafkaSettings(bootstrap, prefix=f"e{next(_PREFIXES)}-", deadline_ms=60_000)
+    settings = KafkaSettings(bootstrap, prefix=f"e{next(_PREFIXES)}-", deadline_ms=60_000, is_elected=False)
     return lambda: KafkaEngine(settings, clock=clock)
 
 

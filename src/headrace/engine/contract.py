@@ -138,8 +138,16 @@ class Engine(Protocol):
     topic_changed: Callable[[str], None]
     """Called on the loop with the name of a topic that was created, altered or deleted by others. The broker sets it."""
 
+    lost: Callable[[], None]
+    """Called on the loop when another process has become the owner of the tables. The log refuses further writes to them. The server
+    sets it."""
+
     @property
     def capabilities(self) -> Capabilities: ...
+
+    @property
+    def epoch(self) -> int:
+        """Number of this ownership of the tables. It rises with each owner of a shared log; 0 if no other process can open the log."""
 
     async def open(self) -> None:
         """Recover and start. Raises `StorageFailed`, `CorruptData`, `DirectoryLocked` or `Unavailable`."""

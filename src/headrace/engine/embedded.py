@@ -82,6 +82,7 @@ class EmbeddedEngine:
     """Implements `headrace.engine.contract.Engine` on disk."""
 
     capabilities = Capabilities()
+    epoch = 0
 
     def __init__(
         self, files: Files, options: StoreOptions | None = None, *, clock: Callable[[], int], maintain_interval_seconds: float = 30
@@ -94,6 +95,7 @@ class EmbeddedEngine:
         self._topics: dict[str, Topic] = {}
         self._places: dict[tuple[str, int], tuple[int, Ack]] = {}
         """Log and ack level by topic and partition. Cleared when a topic changes."""
+        self.lost: Callable[[], None] = lambda: None
         self.topic_changed: Callable[[str], None] = lambda name: None  # one process owns the directory
         self._changing = asyncio.Lock()
         """Serializes the creation, change and deletion of topics."""

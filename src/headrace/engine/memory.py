@@ -56,6 +56,7 @@ class MemoryEngine:
     """Implements `Engine` in memory. `clock` returns Unix ms; it stamps batches without timestamps and drives retention."""
 
     capabilities = Capabilities(sync_per_append=False)
+    epoch = 0
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -65,6 +66,7 @@ class MemoryEngine:
         self._staged: list[_Staged] = []
         self._numbers = 0
         self._is_open = False
+        self.lost: Callable[[], None] = lambda: None
         self.topic_changed: Callable[[str], None] = lambda name: None
 
     async def open(self) -> None:

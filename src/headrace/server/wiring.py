@@ -93,6 +93,11 @@ class Server:
         """The first password of the user `admin`, to be printed once."""
         self._engine = _engine(config, key, clock)
         self._engine.health.changed = _log_health
+        self._engine.lost = self._lose
+        self.is_lost = False
+        """Whether another broker has taken over the tables."""
+        self.lost: Callable[[], None] = lambda: None
+        """Called then."""
         self._access = access_of(config, self._engine, clock)
         settings = broker_settings(config)
         self._broker = Broker(
@@ -144,6 +149,10 @@ class Server:
             reason = line.partition(": pip install")[0]  # the banner has the command
             _log.warning("started without a default listener", extra={"reason": reason})
         return opened
+
+    def _lose(self) -> None:
+        self.is_lost = True
+        self.lost()
 
     def reload(self) -> None:
         """Reload the certificate files. New connections use them."""

@@ -35,6 +35,7 @@ from headrace.engine.contract import (
 from headrace.engine.each import append_by_partition
 from headrace.engine.kafka.cluster import Cluster
 from headrace.engine.kafka.codec import Decoded, sizes_of
+from headrace.engine.kafka.election import Election
 from headrace.engine.kafka.names import CONFIG_NAMES, INTERNAL, Names, from_kafka_config, to_kafka_config
 from headrace.engine.kafka.partition import PartitionLog
 from headrace.engine.kafka.settings import KafkaSettings
@@ -59,6 +60,7 @@ _STABLE_WAIT_MS: Final = 100
 _PAUSE_SECONDS: Final = 0.2
 _CACHE_BYTES_MAX: Final = 128 * MIB
 _SETTINGS_TOPIC: Final = "__topics"
+_ELECTION_TOPIC: Final = "__coordinator"
 _CONNECTION: Final = "connection to Kafka"
 
 
@@ -95,22 +97,33 @@ class KafkaEngine:
             deadline_ms=settings.deadline_ms,
             health=self.health,
             advanced=self._moved,
-            fenced=self._lost,
+            fenced=self._lose,
         )
         self._topics: dict[str, Topic] = {}
         self._logs: dict[str, list[PartitionLog]] = {}
         self._own: dict[str, _OwnSettings] = {}
         self._own_position = 0
         self._watched: dict[PartitionLog, None] = {}
+        self._missing: set[str] = set()
+        """Topics that the last refresh did not find."""
         self._followers: dict[int, asyncio.Task[None]] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_lock = asyncio.Lock()
         self._is_open = False
         self.topic_changed: Callable[[str], None] = lambda name: None
+        self.lost: Callable[[], None] = lambda: None
+        self._election: Election | None = None
+
+    @property
+    def epoch(self) -> int:
+        return self._writer.epoch
 
     async def open(self) -> None:
+        """Connect, wait until this engine owns the tables, and read the topics. Raises `Unavailable`."""
         await self._cluster.open()
         try:
+            if self._settings.is_elected:
+                await self._elect()
             await self._writer.open()
             self._is_open = True
             await self._refresh()
@@ -118,6 +131,13 @@ class KafkaEngine:
             await self.close()
             raise
         self._refreshing = asyncio.get_running_loop().create_task(self._refresh_forever())
+
+    async def _elect(self) -> None:
+        topic = self._names.to_kafka(_ELECTION_TOPIC)
+        with contextlib.suppress(TopicExists):
+            await self._cluster.create_topic(topic, 1, {})
+        self._election = Election(self._cluster.arguments, topic, self._settings.coordinator_id, self._lose)
+        await self._election.win()
 
     async def close(self) -> None:
         self._is_open = False
@@ -129,6 +149,9 @@ class KafkaEngine:
         self._refreshing = None
         self._followers.clear()
         await self._writer.close()
+        if self._election is not None:  # after the last write: the next owner reads the tables at once
+            await self._election.leave()
+            self._election = None
         await self._cluster.close()
         self._topics.clear()
         self._logs.clear()
@@ -148,7 +171,7 @@ class KafkaEngine:
         await self._put_own(name, config)
         async with self._refresh_lock:
             if name not in self._topics:
-                await self._add({name: partitions})
+                await self._add({name: partitions}, must_exist=True)
         return self._topics[name]
 
     async def alter_topic(self, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
@@ -165,7 +188,7 @@ class KafkaEngine:
         if count > old.partitions:
             await self._cluster.add_partitions(self._names.to_kafka(name), count)
         async with self._refresh_lock:
-            await self._add({name: count})
+            await self._add({name: count}, must_exist=True)
         return self._topics[name]
 
     async def delete_topic(self, name: str) -> None:
@@ -214,12 +237,15 @@ class KafkaEngine:
         async with self._refresh_lock:
             counts = await self._cluster.partition_counts()
             served = {ours: count for name, count in counts.items() if count and (ours := self._names.from_kafka(name)) is not None}
-            for name in self._logs.keys() - served.keys():
+            served.pop(_ELECTION_TOPIC, None)
+            # The node that was asked may not have heard of a new topic or partition yet: a topic is gone when it is missing twice in a row.
+            missing, self._missing = self._missing, self._logs.keys() - served.keys()
+            for name in missing & self._missing:
                 self._drop(name)
                 self.topic_changed(name)
             if _SETTINGS_TOPIC in served:
                 await self._read_own(served[_SETTINGS_TOPIC])
-            changed = {name: count for name, count in served.items() if len(self._logs.get(name, ())) != count}
+            changed = {name: count for name, count in served.items() if len(self._logs.get(name, ())) < count}
             if changed:
                 await self._add(changed)
             for name in changed:
@@ -231,10 +257,10 @@ class KafkaEngine:
                     log.forget()
         self._follow()
 
-    async def _add(self, counts: Mapping[str, int]) -> None:
+    async def _add(self, counts: Mapping[str, int], *, must_exist: bool = False) -> None:
         """Add topics and partitions that the cluster has, with their settings and bounds."""
         kafka_names = {name: self._names.to_kafka(name) for name in counts}
-        configs = await self._cluster.configs(list(kafka_names.values()), CONFIG_NAMES)
+        configs = await self._cluster.configs(list(kafka_names.values()), CONFIG_NAMES, must_exist=must_exist)
         for name, count in counts.items():
             found = configs.get(kafka_names[name])
             if found is None:
@@ -271,8 +297,11 @@ class KafkaEngine:
         for log in logs:
             log.wake()
 
-    def _lost(self) -> None:
-        self.health.failed("ownership of the tables", "another broker has taken over")
+    def _lose(self) -> None:
+        """Stop writing to the tables: another broker owns them."""
+        self._writer.stop_transactions()
+        self.health.ended("another broker owns the tables")
+        self.lost()
 
     # Settings that Kafka does not keep
 

@@ -19,6 +19,8 @@ class KafkaSettings:
     """Time after which a request that Kafka does not answer fails."""
     refresh_ms: int = 1_000
     """Interval at which topics and offsets that others change are read."""
+    is_elected: bool = True
+    """Whether the engine waits until Kafka elects it as the owner of the tables. Without it, opening takes the tables from their owner."""
     security: Mapping[str, object] = field(default_factory=dict, repr=False)
 
     @property

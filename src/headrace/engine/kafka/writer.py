@@ -116,6 +116,16 @@ class Writer:
         self._plain = await self._producer(None)
         self._transactional = await self._producer(self._transactional_id)
 
+    @property
+    def epoch(self) -> int:
+        """Epoch of the transactional id, counted over its producer ids: it rises with each owner."""
+        manager = None if self._transactional is None else self._transactional._txn_manager
+        return 0 if manager is None else (manager.producer_id << 16) + manager.producer_epoch + 1
+
+    def stop_transactions(self) -> None:
+        """Refuse transactions from now on."""
+        self._is_fenced = True
+
     async def close(self) -> None:
         """Finish what was staged, within the deadline."""
         self._is_closing = True
@@ -325,6 +335,8 @@ class Writer:
         written: dict[PartitionLog, list[_Part]] = {}
         is_ending = False
         try:
+            if self._is_fenced:
+                raise kafka_errors.ProducerFenced  # a new producer would take the tables back
             if self._transactional is None:
                 self._transactional = await self._producer(self._transactional_id)
             producer = self._transactional
