@@ -37,6 +37,7 @@ TARGETS = {
     ("publish", "rustlog"): Target(at_least=0.5),
     ("consume", "figg"): Target(at_least=2.0),
     ("consume", "flymq"): Target(at_least=2.0),
+    ("consume with acks", "blipmq"): Target(at_least=1.0),
 }
 """Minimum ratios to NATS JetStream with its default sync, over raw sockets."""
 
@@ -111,7 +112,8 @@ def _headrace(load: ProtocolLoad) -> Callable[[Comparison, Tick], dict[str, floa
                 # The measured topic has no subscription, as on the other servers: the reader gets its own topic.
                 topic = traffic.new_topic(plan, readers=1)
                 traffic.publish(plan, topic)
-            return {"publish": comparison.records / seconds, "consume": comparison.records / traffic.consume(plan, topic, tick)}
+            name = "consume" if load.reads_history else "consume with acks"
+            return {"publish": comparison.records / seconds, name: comparison.records / traffic.consume(plan, topic, tick)}
 
     return once
 
@@ -123,6 +125,7 @@ def _nats(comparison: Comparison, tick: Tick) -> dict[str, float]:
         return {
             "publish": comparison.records / nats.publish(address, values, comparison.records, tick=tick),
             "consume": comparison.records / nats.consume(address, comparison.records, tick),
+            "consume with acks": comparison.records / nats.consume(address, comparison.records, tick, acked=True),
         }
 
 

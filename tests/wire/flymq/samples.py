@@ -158,7 +158,7 @@ def flat(events: Iterable[RequestEvent]) -> list[object]:
         elif isinstance(event, DelayedBatch):
             records += event.messages()
         elif isinstance(event, ProduceBatch) and event.ttls is not None:
-            assert event.keys is event.partitions is None
+            assert event.keys is None and event.partitions is None
             records += [ProduceWithTtl(event.topic, value, ttl_ms) for value, ttl_ms in zip(event.values, event.ttls, strict=True)]
         elif isinstance(event, ProduceBatch):
             keys = event.keys or [None] * len(event)

@@ -27,6 +27,10 @@ class Taking:
     def is_empty(self) -> bool:
         return not self.taken and not self.chunks
 
+    @property
+    def records(self) -> int:
+        return len(self.taken) + sum(len(batch) for _, living in self.chunks for batch in living)
+
     def fits(self, row: Row) -> bool:
         """Return whether the record fits. The first one always does, whatever its size."""
         return self.is_empty or row.size_bytes <= self.bytes_left

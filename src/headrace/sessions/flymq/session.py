@@ -238,8 +238,10 @@ class FlyMqSession(BaseSession[Step]):
     def _stage_all(self, batch: CommitBatch | DelayedBatch) -> None:
         """Stage the requests together or, if one of them fails, each on its own."""
         try:
-            staged = stage_commits if isinstance(batch, CommitBatch) else stage_delayed
-            self._queue(staged(self._broker, self._who, batch))  # type: ignore[operator]  # each takes its own kind
+            if isinstance(batch, CommitBatch):
+                self._queue(stage_commits(self._broker, self._who, batch))
+            else:
+                self._queue(stage_delayed(self._broker, self._who, batch))
         except BrokerError as error:
             if len(batch) > 1:
                 self._inbox.extendleft(reversed(batch.commits() if isinstance(batch, CommitBatch) else batch.messages()))
