@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from headrace.broker import BrokerSettings, ProducerStamp, SettlementPolicy
+from headrace.broker.groups.offsets import ROWS_A_TURN
 from headrace.broker.topics import LISTED_A_TURN
-from headrace.engine.contract import Ack, Bounds, Topic, TopicConfig
+from headrace.engine.contract import Ack, Appended, Bounds, Topic, TopicConfig, Write
 from headrace.errors import DiskFull, InvalidRequest, InvalidTopicName, OutOfSequence, TopicExists, UnknownPartition, UnknownTopic
 from headrace.records import RecordBatch
 from tests.broker.harness import ANN, Harness, turns
@@ -164,6 +166,22 @@ async def test_a_deleted_topic_leaves_no_offsets_to_its_successor(harness: Harne
     await harness.restart()
     assert harness.broker.committed(ANN, "g", "t", 0) is None
     assert harness.broker.committed(ANN, "g", "other", 0) == 7
+
+
+async def test_the_offsets_of_a_deleted_topic_are_removed_in_slices(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    await harness.broker.create_topic(ANN, "t", partitions=100)
+    for number in range(ROWS_A_TURN // 100 * 3):
+        await harness.broker.commit(ANN, f"g{number}", {("t", partition): 0 for partition in range(100)})
+    append, sizes = harness.engine.append, []
+
+    def counted(writes: Sequence[Write], **options: Any) -> asyncio.Future[list[Appended]]:
+        sizes.extend(len(write.batch) for write in writes if isinstance(write.batch, RecordBatch))
+        return append(writes, **options)
+
+    monkeypatch.setattr(harness.engine, "append", counted)
+    await harness.broker.delete_topic(ANN, "t")
+    assert (sum(sizes), max(sizes)) == (3 * ROWS_A_TURN, ROWS_A_TURN)
+    assert harness.broker.groups(ANN) == []
 
 
 async def test_a_commit_in_flight_when_its_topic_is_deleted_leaves_nothing_either(harness: Harness) -> None:

@@ -6,6 +6,7 @@ the same broker, and as a control on a second broker of the same machine, where 
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from array import array
@@ -20,11 +21,13 @@ from headrace.bench import traffic
 from headrace.bench.children import BenchFailed, cpu_seconds, parse_address, serving
 from headrace.bench.latency import Slots, open_loop, publish_slots
 from headrace.bench.options import Bench
-from headrace.bench.protocols.flymq import payload_bytes
+from headrace.bench.protocols.flymq import call, payload_bytes
 from headrace.bench.protocols.meters import Replies
 from headrace.bench.report import Figure, NoteValue, Target, percentile
 from headrace.bench.tenants import TENANTS, VALUE_BYTES, Place, Sizes, Work, running
+from headrace.server.loop_lag import BOUNDS_MS, percentile_bound
 from headrace.wire.flymq import Opcode, encode_request
+from headrace.wire.flymq.advanced_messages import BrokerCall, BrokerReply
 from headrace.wire.flymq.framing import HEADER_BYTES
 from headrace.wire.flymq.messages import Fetch
 
@@ -57,6 +60,8 @@ class Latencies:
 
     publisher: array[float]
     reader: array[float]
+    lag: Sequence[int] = ()
+    """Ticks of the broker's event loop by bucket of their lag."""
 
 
 @dataclass(slots=True)
@@ -73,6 +78,12 @@ class Beside:
             self._figure("publisher", [run.publisher for run in self.shared], [run.publisher for run in self.control], fdatasync_ms),
             self._figure("reader", [run.reader for run in self.shared], [run.reader for run in self.control], fdatasync_ms),
         ]
+
+    def lag_figures(self) -> list[Figure]:
+        """Return the lag of the broker's event loop. It has no target: it includes the time in which the machine ran other programs."""
+        found = [min(percentile_bound(run.lag, 99), float(BOUNDS_MS[-1])) for run in self.shared if sum(run.lag)]
+        name = "loop lag alone" if not self.control else f"loop lag beside {self.tenant}"
+        return [Figure(name, "ms p99", found)] if found else []
 
     def _figure(self, client: str, shared: list[array[float]], control: list[array[float]], fdatasync_ms: float) -> Figure:
         highest = _milliseconds(shared, 99)
@@ -145,7 +156,17 @@ class SmallClients:
         with traffic.logged_in(self._plan, 2) as (publisher, reader), ThreadPoolExecutor(2) as threads:
             published = threads.submit(open_loop, publisher, slots, self._plan.load.acks(topic))
             read = threads.submit(open_loop, reader, reads, Answers())
-            return Latencies(published.result().latencies, read.result().latencies)
+            before = self._lag()
+            latencies = published.result().latencies, read.result().latencies
+            return Latencies(*latencies, [after - earlier for after, earlier in zip(self._lag(), before, strict=True)])
+
+    def _lag(self) -> list[int]:
+        """Return the counts of loop lag since the start of the broker."""
+        with traffic.logged_in(self._plan) as (sock,):
+            reply = call(sock, BrokerCall("status"))
+        assert isinstance(reply, BrokerReply)
+        counts: list[int] = json.loads(reply.body)["server"]["loop_lag"]["counts"]
+        return counts
 
     def _fetches(self, first: int, end: int) -> bytes:
         offsets = [index * READ_RECORDS % (TOPIC_RECORDS - READ_RECORDS) for index in range(first, end)]

@@ -7,7 +7,8 @@ part of all latencies that other requests cause. It includes time in which the m
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +17,16 @@ INTERVAL_SECONDS: Final = 0.02
 BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 """Upper bounds of the buckets. The last bucket has none."""
 _RECENT_TICKS: Final = round(60 / INTERVAL_SECONDS)
+
+
+def percentile_bound(counts: Sequence[int], percent: float) -> float:
+    """Return the upper bound in milliseconds of the bucket with this percentile."""
+    left = sum(counts) * percent / 100
+    for bound, count in zip(BOUNDS_MS, counts, strict=False):
+        left -= count
+        if left <= 0:
+            return float(bound)
+    return math.inf
 
 
 @dataclass(slots=True)
@@ -51,13 +62,8 @@ class LoopLag:
         return max(self._recent)
 
     def percentile_ms(self, percent: float) -> float:
-        """Return the upper bound of the bucket with this percentile, and the maximum for the last bucket."""
-        left = self.ticks * percent / 100
-        for bound, count in zip(BOUNDS_MS, self.counts, strict=False):
-            left -= count
-            if left <= 0:
-                return min(float(bound), self.max_seconds * 1e3)
-        return self.max_seconds * 1e3
+        """Return the upper bound of the bucket with this percentile, but at most the maximum."""
+        return min(percentile_bound(self.counts, percent), self.max_seconds * 1e3)
 
     def report(self) -> dict[str, object]:
         """Return the lag for `headrace status`: percentiles since the start, and the latest maximum."""

@@ -118,6 +118,7 @@ class _Handles(_Arguments):
 
 
 _Operation = Callable[[Any], Awaitable[object]]
+"""Returns the result, or its JSON as bytes."""
 
 
 class BrokerHandlers:
@@ -162,12 +163,14 @@ class BrokerHandlers:
             arguments = msgspec.json.decode(request.body or b"{}", type=arguments_type)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"{request.operation}: {error}") from None
-        return BrokerReply(msgspec.json.encode(await operation(arguments)))
+        found = await operation(arguments)
+        return BrokerReply(found if isinstance(found, bytes) else msgspec.json.encode(found))
 
     async def _list_topics(self, arguments: _Nothing) -> object:
-        # Encoded slice by slice too: the reply for 10,000 topics has 3 MB.
-        slices = await self._broker.listed(self._who(), lambda topics: msgspec.json.encode([self._shown(topic) for topic in topics])[1:-1])
-        return msgspec.Raw(b"[" + b",".join(slices) + b"]")
+        # Encoded slice by slice too, and copied once: the reply for 10,000 topics has 3 MB.
+        slices = await self._broker.listed(self._who(), lambda topics: msgspec.json.encode([self._shown(one) for one in topics])[1:-1])
+        parts = [part for encoded in slices for part in (b",", encoded)]
+        return b"".join((b"[", *parts[1:], b"]"))
 
     async def _describe_topic(self, arguments: _Named) -> object:
         return self._shown(self._broker.topic(self._who(), arguments.topic))
