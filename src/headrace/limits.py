@@ -238,7 +238,7 @@ FLIGHT_BATCH_BYTES_TARGET: Final = 16 * MIB
 """Keys and values of one record batch that is sent; a single larger record is sent alone."""
 FLIGHT_READ_AHEAD_BYTES: Final = 4 * MIB - 64 * KIB
 """Read-ahead from the log while earlier batches are being sent. A reader holds about twice this."""
-FLIGHT_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
+FLIGHT_IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
 """Bytes of one put that are not yet on disk. Above this the server stops reading from its connection."""
 FLIGHT_IN_FLIGHT_BYTES_MIN: Final = 4 * MIB
 """The same when many puts run at the same time."""
