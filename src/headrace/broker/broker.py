@@ -28,6 +28,7 @@ from headrace.broker.groups.offsets import Groups
 from headrace.broker.health import Status, supervise
 from headrace.broker.meters import Meter, Meters
 from headrace.broker.operations.groups import GroupOperations
+from headrace.broker.operations.measuring import MeasuringOperations
 from headrace.broker.operations.messages import DeadLetterOperations, DelayedOperations
 from headrace.broker.operations.schemas import Schemas
 from headrace.broker.operations.writers import WriterOperations, WriterPermissions
@@ -52,7 +53,7 @@ _BROKER = "headrace"
 """Name of the broker as a resource."""
 
 
-class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOperations):
+class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, MeasuringOperations, WriterOperations):
     """Owns its engine: `open` opens it, `close` closes it. Call all methods on the event loop."""
 
     def __init__(

@@ -11,6 +11,7 @@ import secrets
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,7 +20,9 @@ from typing import Final, Protocol
 
 from headrace import __version__
 from headrace.access.access import Access, AccessSettings, Mode
+from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.broker.broker import Broker
+from headrace.broker.operations.overview import overview
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import Engine, HealthReport, HealthState, TopicConfig
 from headrace.engine.embedded import EmbeddedEngine
@@ -30,8 +33,9 @@ from headrace.net.counters import NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.tls import Tls, TlsUnusable
 from headrace.server import api_keys
-from headrace.server.config import TCP_PROTOCOLS, Config, is_default
-from headrace.server.descriptors import divide, open_files_max, report
+from headrace.server.config import HTTP_PROTOCOLS, TCP_PROTOCOLS, Config, is_default
+from headrace.server.descriptors import divide, open_files_max, process_facts, report
+from headrace.server.loop_lag import LagTimer, LoopLag
 from headrace.server.protocols import Protocols
 from headrace.server.settings import AccessMode, Bind
 from headrace.server.tls import TlsWatch, tls_of
@@ -40,6 +44,8 @@ from headrace.storage.files import DirectoryLocked, DiskFiles
 from headrace.storage.store import StoreOptions
 
 _log = logging.getLogger(__name__)
+_OPERATOR: Final = Principal("operator", "http")
+"""Reads the overview for the HTTP listener. Compared by identity: no peer can become it."""
 _CANNOT_BIND: Final = {
     errno.EADDRINUSE: "the port is taken by another process; {flag} chooses another",
     errno.EADDRNOTAVAIL: "this machine does not have that address",
@@ -97,15 +103,22 @@ class Server:
             self._engine,
             clock=clock,
             settings=settings,
-            authorize=self._access.authorize,
+            authorize=self._authorize,
             audit_hook=self._access.record_decision,
             random_bytes=secrets.token_bytes,
+            ticks=time.perf_counter,
         )
         self._access.listen(self._broker.access_changed)
         self._counters = NetCounters()
+        self.loop_lag = LoopLag()
+        self._lag_timer = LagTimer(self.loop_lag, time.perf_counter)
         self._wanted_connections = {"connections": config.limits.connections, "flight_connections": flight_connections(config)}
         self._connection_limits = divide(open_files_max(), **self._wanted_connections)
         self._listeners: list[Drainable] = []
+        self._http: list[Drainable] = []
+        """Closed last: readiness checks must see that the broker drains."""
+        self._is_draining = False
+        self._flight_calls: Callable[[], tuple[int, int, Counter[str]]] = lambda: (0, 0, Counter())
         self._opened: list[Opened] = []
         self._protocols: Protocols | None = None
         self._tls: Tls | None = None
@@ -128,6 +141,7 @@ class Server:
             opened = [found for bind in self._config.listen.tcp for found in await self._listen(bind, protocols)]
             opened += await self._listen_if_available("QUIC listener", "listen.quic", self._listen_quic)
             opened += await self._listen_if_available("Flight endpoint", "listen.flight", self._listen_flight)
+            opened += await self._listen_if_available("HTTP listener", "listen.http", self._listen_http)
         except BaseException:
             await self.close()
             raise
@@ -135,6 +149,7 @@ class Server:
             self._watch = TlsWatch(self._tls, renewed=self._renew_quic)
             self._watch.start()
         self._opened = opened
+        self._lag_timer.start()
         for line in self.unavailable:
             reason = line.partition(": pip install")[0]  # the banner has the command
             _log.warning("started without a default listener", extra={"reason": reason})
@@ -149,6 +164,8 @@ class Server:
 
     async def close(self) -> None:
         """Stop accepting connections, let sessions finish their requests, then close the log. Idempotent."""
+        self._is_draining = True
+        self._lag_timer.stop()
         if self._watch is not None:
             self._watch.stop()
         seconds = self._config.limits.drain_timeout / 1000
@@ -161,6 +178,8 @@ class Server:
             self._protocols = None
         await self._access.close()
         await self._broker.close()
+        await asyncio.gather(*(listener.drain(seconds) for listener in self._http))
+        self._http.clear()
 
     def figures(self) -> dict[str, object]:
         """Return the connection counters as log fields."""
@@ -186,12 +205,43 @@ class Server:
             "engine": "embedded, encrypted" if storage.key_file or storage.key_env else "embedded",
             "data": str(storage.path.absolute()),
             "disk": {"free_bytes": disk.free, "total_bytes": disk.total, "headroom_bytes": storage.headroom},
+            "loop_lag": self.loop_lag.report(),
+            "activity": self._activity(),
             "listeners": [asdict(found) for found in self._opened],
             "connections": {
                 "open": self._counters.open,
                 "max": self._connection_limits.connections,
                 "by_protocol": {name: count for name, count in sorted(self._counters.open_by_protocol.items()) if count},
             },
+        }
+
+    def _activity(self) -> dict[str, object]:
+        counters, (under_way, begun, refused) = self._counters, self._flight_calls()
+        for (_, code), count in self._broker.meters.refused.items():
+            refused[code] += count
+        return {
+            "appends_in_flight": self._broker.appends_in_flight,
+            "staged_bytes": self._broker.staged_bytes,
+            "unsettled": self._broker.unsettled,
+            "flight_calls": under_way,
+            "flight_calls_total": begun,
+            "refused_total": refused,
+            "throttled_total": {"reading_paused": counters.reading_pauses, "accepting_paused": counters.accept_pauses},
+            **self._flushes(),
+            **process_facts(),
+        }
+
+    def _flushes(self) -> dict[str, object]:
+        store = getattr(self._engine, "opened_store", None)
+        if store is None:
+            return {}
+        found = store.counters
+        return {
+            "flushes_total": found.append_duration.count,
+            "flush_seconds": found.append_duration.total,
+            "flush_bytes": found.journal_bytes,
+            "syncs_total": found.sync_duration.count,
+            "sync_seconds": found.sync_duration.total,
         }
 
     def _keys(self) -> Mapping[str, str]:
@@ -246,7 +296,7 @@ class Server:
                     listener = await listen(host, bind.address.port)
                 except OSError as failure:
                     raise _cannot_listen(bind, failure, "--listen" if kind == "tcp" else f"--listen-{kind}") from None
-                self._listeners.append(listener)
+                (self._http if kind == "http" else self._listeners).append(listener)
                 opened.append(Opened(kind, listener.address, names, encryption))
         return opened
 
@@ -285,7 +335,35 @@ class Server:
             endpoints = FlightEndpoints(self._broker, self._config, self._access, self._connection_limits.flight_connections, self.report)
         except OSError as failure:
             raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
+        self._flight_calls = endpoints.calls
         return await self._open_all("flight", self._config.listen.flight, endpoints.listen, ("flight",), endpoints.encryption)
+
+    async def _listen_http(self) -> list[Opened]:
+        if not self._config.listen.http:
+            return []
+        with needs("listen.http"):
+            from headrace.server.operators import operator_pages
+        from headrace.server.http import HttpListener
+
+        pages = operator_pages(
+            self._config,
+            self._broker,
+            self._engine,
+            self._counters,
+            self.loop_lag,
+            connections_max=self._connection_limits.connections,
+            flight_calls=self._flight_calls,
+            is_draining=lambda: self._is_draining,
+            overview=lambda: overview(self._broker, _OPERATOR, self.report()),
+        )
+
+        async def listen(host: str, port: int) -> HttpListener:
+            return HttpListener(host, port, pages, self._tls)
+
+        return await self._open_all("http", self._config.listen.http, listen, HTTP_PROTOCOLS, "" if self._tls is None else "TLS")
+
+    def _authorize(self, who: Principal, action: Action, resource: Resource) -> bool:
+        return who is _OPERATOR or self._access.authorize(who, action, resource)
 
 
 def _cannot_listen(bind: Bind, failure: OSError, flag: str) -> CannotListen:
@@ -319,6 +397,7 @@ def _engine(config: Config, key: bytes | None, clock: Callable[[], int]) -> Engi
         checkpoint_interval_ms=config.storage.checkpoint_interval,
         headroom_bytes=config.storage.headroom,
         key=key,
+        ticks=time.perf_counter,
     )
     return EmbeddedEngine(DiskFiles(config.storage.path), options, clock=clock)
 

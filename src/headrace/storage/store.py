@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
+from headrace.histogram import BYTES, Histogram
 from headrace.limits import BATCH_BYTES_TARGET, MIB, OPENED_BATCHES_BYTES_MAX
 from headrace.records import Ack, AnyBatch, Appended, Bounds, ColumnBatch, RecordBatch
 from headrace.storage.batch import Built, StoredBatch, build
@@ -56,6 +57,8 @@ class StoreOptions:
     """Total size of tails above which the writer waits for maintenance."""
     opened_bytes_max: int = OPENED_BATCHES_BYTES_MAX
     key: bytes | None = field(default=None, repr=False)
+    ticks: Callable[[], float] = lambda: 0.0
+    """Seconds of a monotonic clock, for the durations in `StoreCounters`."""
 
 
 @dataclass(slots=True)
@@ -76,6 +79,10 @@ class StoreCounters:
     records: int = 0
     journal_bytes: int = 0
     checkpoints: int = 0
+    append_duration: Histogram = field(default_factory=Histogram)
+    """Duration of each flush: one observation for all appends that share it."""
+    flush_bytes: Histogram = field(default_factory=lambda: Histogram(BYTES))
+    sync_duration: Histogram = field(default_factory=Histogram)
 
 
 def _deliver_here(completions: list[Completion], advanced: list[int]) -> None:
@@ -264,8 +271,10 @@ class Store:
         staged = self._drain()
         if not staged:
             return False
+        began = self.options.ticks()
         try:
             self._flush(staged)
+            self.counters.append_duration.observe(self.options.ticks() - began)
         except BaseException as failure:
             # A defect must not leave a caller waiting forever. A second result for the same append is ignored.
             error = self.fence(f"the writer failed: {failure!r}")
@@ -334,7 +343,9 @@ class Store:
         try:
             built = self._write(pending, now, small)
             if completions[Ack.DURABLE]:
+                began = self.options.ticks()
                 self.journal.sync()
+                self.counters.sync_duration.observe(self.options.ticks() - began)
         except (SyncFailed, BrokerError) as failure:
             error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the journal failed: {failure}")
             self.deliver([(done, error) for done, _ in waiting], [])
@@ -343,6 +354,7 @@ class Store:
         self.maintenance.touch([partition for partition, _ in built], size)
         self.counters.records += sum(header.count for _, batches in built for header, _ in batches)
         self.counters.journal_bytes += size
+        self.counters.flush_bytes.observe(size)
         self.deliver(waiting, list(pending))
 
     def _write(self, pending: dict[int, Pending], now: int, small: bool) -> list[tuple[Partition, list[Built]]]:
@@ -418,6 +430,11 @@ class Store:
         finally:
             self.journal.close()
             self.files.close()
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of appends that wait for the writer."""
+        return self._staged_bytes
 
     def size_bytes(self) -> int:
         return sum(partition.size_bytes for partition in list(self.partitions.values()))

@@ -310,6 +310,10 @@ class GroupConsumers:
             for member in consumer.members
         ]
 
+    def unsettled(self) -> list[tuple[str, str, int, int]]:
+        """Return (group, topic, members, deliveries that wait for an ack) of every group consumer."""
+        return [(consumer.group, consumer.topic, len(consumer.members), consumer.unsettled) for consumer in self._all()]
+
     def topics(self, group: str) -> list[str]:
         """Return the topics in which the group has members."""
         return [consumer.topic for consumer in self._active(group)]

@@ -18,7 +18,7 @@ from headrace.broker.publishing.partitioner import assign, pick
 from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, Rule
 from headrace.broker.settings import Clock
 from headrace.engine.contract import Ack, Appended, Engine, Topic, Write
-from headrace.errors import InvalidRequest, Unavailable, UnknownPartition
+from headrace.errors import BrokerError, InvalidRequest, Unavailable, UnknownPartition
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 
 _ROUTES_MAX: Final = 65_536
@@ -217,7 +217,7 @@ class Publisher:
         meter = route.meters.get(who.protocol)
         if meter is None:
             meter = route.meters[who.protocol] = self.meters.meter(topic, who.protocol)
-        staged.add_done_callback(partial(self._answer, answer, placing, meter, self.meters.ticks()))
+        staged.add_done_callback(partial(self._answer, answer, placing, meter, who.protocol, self.meters.ticks()))
         return answer
 
     def append(self, writes: Sequence[Write], ack: Ack | None = None, *, urgent: bool = False) -> asyncio.Future[list[Appended]]:
@@ -247,6 +247,11 @@ class Publisher:
             route = self._routes[topic] = Route(self._find(topic), self._clock, self._rules(topic))
         return route
 
+    @property
+    def staged(self) -> int:
+        """Appends that wait for the disk."""
+        return self._staged
+
     def check_open(self) -> None:
         if self._draining:
             raise Unavailable("the broker is draining")
@@ -266,12 +271,20 @@ class Publisher:
             await self._drained
 
     def _answer(
-        self, answer: asyncio.Future[Published], placing: Placing, meter: Meter, began: float, staged: asyncio.Future[list[Appended]]
+        self,
+        answer: asyncio.Future[Published],
+        placing: Placing,
+        meter: Meter,
+        protocol: str,
+        began: float,
+        staged: asyncio.Future[list[Appended]],
     ) -> None:
         self._landed(staged)
         error = staged.exception()
         if error is None:
             meter.published(placing.topic, placing.writes, self.meters.ticks() - began)
+        elif isinstance(error, BrokerError):
+            self.meters.refuse(protocol, error.code)
         if answer.done():
             return
         if error is not None:

@@ -107,6 +107,7 @@ def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged:
     except (UnknownTopic, SchemaCheckPending):
         raise
     except BrokerError as error:
+        broker.meters.refuse("flymq", error.code)
         return failed(batch, error)
     everything = range(len(batch))
     if batch.partitions is None:

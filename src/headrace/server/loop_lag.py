@@ -1,0 +1,94 @@
+"""Lag of the event loop: how late a periodic timer runs.
+
+The timer is late by the rest of the turn of the loop that was under way when it became due. Every request waits as long, so the lag is the
+part of all latencies that other requests cause. It includes time in which the machine ran other programs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+INTERVAL_SECONDS: Final = 0.02
+"""Short enough to meet a long turn soon, long enough to cost an idle broker nothing."""
+BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
+"""Upper bounds of the buckets. The last bucket has none."""
+_RECENT_TICKS: Final = round(60 / INTERVAL_SECONDS)
+
+
+@dataclass(slots=True)
+class LoopLag:
+    """Counters of the lag since the start."""
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_MS) + 1))
+    """Ticks by bucket of `BOUNDS_MS`."""
+    ticks: int = 0
+    sum_seconds: float = 0.0
+    max_seconds: float = 0.0
+    _recent: tuple[float, float] = (0.0, 0.0)
+    """Maximum of the current minute and of the one before."""
+
+    def note(self, seconds: float) -> None:
+        """Count one tick that was late by so much."""
+        self.ticks += 1
+        self.sum_seconds += seconds
+        index = 0
+        for bound in BOUNDS_MS:
+            if seconds * 1e3 <= bound:
+                break
+            index += 1
+        self.counts[index] += 1
+        if seconds > self.max_seconds:
+            self.max_seconds = seconds
+        current, before = self._recent
+        self._recent = (seconds, current) if self.ticks % _RECENT_TICKS == 0 else (max(current, seconds), before)
+
+    @property
+    def recent_max_seconds(self) -> float:
+        """The maximum of the last one to two minutes."""
+        return max(self._recent)
+
+    def percentile_ms(self, percent: float) -> float:
+        """Return the upper bound of the bucket with this percentile, and the maximum for the last bucket."""
+        left = self.ticks * percent / 100
+        for bound, count in zip(BOUNDS_MS, self.counts, strict=False):
+            left -= count
+            if left <= 0:
+                return min(float(bound), self.max_seconds * 1e3)
+        return self.max_seconds * 1e3
+
+    def report(self) -> dict[str, object]:
+        """Return the lag for `headrace status`: percentiles since the start, and the latest maximum."""
+        return {
+            "p50_ms": round(self.percentile_ms(50), 3),
+            "p99_ms": round(self.percentile_ms(99), 3),
+            "max_ms": round(self.max_seconds * 1e3, 3),
+            "recent_max_ms": round(self.recent_max_seconds * 1e3, 3),
+            "bounds_ms": list(BOUNDS_MS),
+            "counts": list(self.counts),
+        }
+
+
+class LagTimer:
+    """Measures the lag of the running loop from `start` to `stop`. `clock` returns seconds."""
+
+    def __init__(self, lag: LoopLag, clock: Callable[[], float]) -> None:
+        self._lag, self._clock = lag, clock
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+
+    def start(self) -> None:
+        # Not the time of the loop: it stands still during a turn.
+        self._due = self._clock() + INTERVAL_SECONDS
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._tick)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._lag.note(max(0.0, self._clock() - self._due))
+        self.start()

@@ -1,0 +1,58 @@
+"""Lag of the event loop, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from headrace.server.loop_lag import BOUNDS_MS, INTERVAL_SECONDS, LagTimer, LoopLag
+
+
+@pytest.mark.parametrize(("seconds", "bucket"), [(0.0, 0), (0.001, 0), (0.0011, 1), (0.005, 2), (1.0, 9), (1.001, 10), (60.0, 10)])
+def test_a_tick_counts_in_the_bucket_of_its_lag(seconds: float, bucket: int) -> None:
+    lag = LoopLag()
+    lag.note(seconds)
+    assert [index for index, count in enumerate(lag.counts) if count] == [bucket]
+    assert len(lag.counts) == len(BOUNDS_MS) + 1
+
+
+def test_percentiles_are_upper_bounds_and_never_above_the_maximum() -> None:
+    lag = LoopLag()
+    for _ in range(98):
+        lag.note(0.0004)
+    lag.note(0.007)
+    lag.note(3.0)
+    assert (lag.percentile_ms(50), lag.percentile_ms(99), lag.percentile_ms(100)) == (1.0, 10.0, 3000.0)
+    quiet = LoopLag()
+    quiet.note(0.0002)
+    assert quiet.percentile_ms(99) == pytest.approx(0.2)
+
+
+def test_the_latest_maximum_forgets_an_old_one() -> None:
+    lag = LoopLag()
+    lag.note(0.5)
+    for _ in range(round(60 / INTERVAL_SECONDS)):
+        lag.note(0.001)
+    assert lag.recent_max_seconds == 0.5
+    for _ in range(round(60 / INTERVAL_SECONDS)):
+        lag.note(0.001)
+    assert (lag.recent_max_seconds, lag.max_seconds) == (0.001, 0.5)
+
+
+async def test_the_timer_notes_how_late_it_runs() -> None:
+    ticked = asyncio.Event()
+
+    class Observed(LoopLag):
+        def note(self, seconds: float) -> None:
+            super().note(seconds)
+            ticked.set()
+
+    lag, now = Observed(), [100.0]
+    timer = LagTimer(lag, lambda: now[0])
+    timer.start()
+    now[0] += INTERVAL_SECONDS + 0.3
+    async with asyncio.timeout(60):
+        await ticked.wait()
+    timer.stop()
+    assert lag.max_seconds == pytest.approx(0.3)
