@@ -42,6 +42,7 @@ from headrace.broker.schema_checks import settled
 from headrace.broker.schemas.registry import SchemaRegistry
 from headrace.broker.settings import BrokerSettings, Clock, Later, Timer
 from headrace.broker.topics import Topics
+from headrace.broker.tracing import Tracer, headers_of
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Topic, TopicConfig
@@ -124,6 +125,15 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         self._expiry: asyncio.Task[None] | None = None
         self._expiry_timer: Timer | None = None
         self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Receives publishes and deliveries, if traces are configured. Set it before the first session."""
+        return self._publisher.tracer
+
+    @tracer.setter
+    def tracer(self, tracer: Tracer | None) -> None:
+        self._publisher.tracer = tracer
 
     async def open(self) -> None:
         """Open the engine and load the tables."""
@@ -307,6 +317,8 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         meter.delivered(fetched.batches)
         if not wait_ms:
             meter.fetch_duration.observe(self.meters.ticks() - began)
+        if self.tracer is not None and fetched.batches:
+            self._trace(self.tracer, who, topic, fetched.batches)
         return fetched
 
     def check_reads(self, who: Principal, topic: str) -> None:
@@ -358,7 +370,18 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         self._topics.find_partition(topic, partition)
         check = partial(self._authorizer.check, who, Action.READ, "topic", topic)
         meter = self.meters.meter(topic, who.protocol)
+        if (tracer := self.tracer) is not None:
+            untraced = deliver
+
+            def deliver(batches: list[Batch]) -> None:
+                self._trace(tracer, who, topic, batches)
+                untraced(batches)
+
         return self._cursors.start(topic, partition, offset, deliver, credit_bytes=credit_bytes, failed=failed, check=check, meter=meter)
+
+    @staticmethod
+    def _trace(tracer: Tracer, who: Principal, topic: str, batches: list[Batch]) -> None:
+        tracer.deliver(topic, who.protocol, sum(map(len, batches)), headers_of(batches))
 
     # Transactions
 

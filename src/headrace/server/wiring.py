@@ -118,6 +118,7 @@ class Server:
         self._http: list[Drainable] = []
         """Closed last: readiness checks must see that the broker drains."""
         self._is_draining = False
+        self._close_traces: Callable[[], None] = lambda: None
         self._flight_calls: Callable[[], tuple[int, int, Counter[str]]] = lambda: (0, 0, Counter())
         self._opened: list[Opened] = []
         self._protocols: Protocols | None = None
@@ -133,6 +134,7 @@ class Server:
         await self._open_broker()
         try:
             keys = self._keys() if any("blipmq" in (bind.protocols or TCP_PROTOCOLS) for bind in self._config.listen.tcp) else {}
+            self._trace()
             protocols = Protocols(
                 self._broker, self._engine, self._config, self._access, clock=self._clock, blipmq_keys=keys, report=self.report
             )
@@ -178,6 +180,7 @@ class Server:
             self._protocols = None
         await self._access.close()
         await self._broker.close()
+        await asyncio.to_thread(self._close_traces)
         await asyncio.gather(*(listener.drain(seconds) for listener in self._http))
         self._http.clear()
 
@@ -337,6 +340,14 @@ class Server:
             raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
         self._flight_calls = endpoints.calls
         return await self._open_all("flight", self._config.listen.flight, endpoints.listen, ("flight",), endpoints.encryption)
+
+    def _trace(self) -> None:
+        if not self._config.traces.endpoint:
+            return
+        with needs("traces.endpoint", "opentelemetry"):
+            from headrace.server.traces import OpenTelemetryTracer
+        self._broker.tracer = tracer = OpenTelemetryTracer(self._config.traces.endpoint, self._config.traces.one_in)
+        self._close_traces = tracer.close
 
     async def _listen_http(self) -> list[Opened]:
         if not self._config.listen.http:

@@ -23,6 +23,7 @@ from headrace.broker.groups.taking import Taking
 from headrace.broker.meters import Meter
 from headrace.broker.reading.waits import Wait
 from headrace.broker.settings import Timer
+from headrace.broker.tracing import Tracer
 from headrace.engine.contract import Bounds
 from headrace.errors import BrokerError, GroupHasMembers, InvalidRequest, LimitExceeded, OffsetOutOfRange, UnknownTopic
 from headrace.limits import FETCH_BYTES_MAX
@@ -96,6 +97,7 @@ class Member:
         self._check: Callable[[Principal], None] | None = None
         self.meter: Meter | None = None
         """Counts what is taken."""
+        self.tracer: Tracer | None = None
         self.who: Principal | None = None
         """Principal on whose behalf records are taken. A member used by several principals sets it before each `take`."""
         consumer.join(state)
@@ -128,6 +130,9 @@ class Member:
         Raises `UnknownTopic` after the topic is deleted, `InvalidRequest` after `close`."""
         taking = await self._take(records_max, bytes_max, wait_ms)
         self._count(len(taking.taken), bytes_max - taking.bytes_left)
+        if self.tracer is not None and taking.taken and self.who is not None:
+            headers = [row.headers for _, row in taking.taken[:16] if row.headers]
+            self.tracer.deliver(self._consumer.topic, self.who.protocol, len(taking.taken), headers)
         return [Delivery.of(entry, row) for entry, row in taking.taken]
 
     async def take_chunk(self, records_max: int, bytes_max: int, *, wait_ms: int = 0) -> Chunk | None:

@@ -17,6 +17,7 @@ from headrace.broker.meters import Meter, Meters
 from headrace.broker.publishing.partitioner import assign, pick
 from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, Rule
 from headrace.broker.settings import Clock
+from headrace.broker.tracing import Tracer
 from headrace.engine.contract import Ack, Appended, Engine, Topic, Write
 from headrace.errors import BrokerError, InvalidRequest, Unavailable, UnknownPartition
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
@@ -198,6 +199,7 @@ class Publisher:
     ) -> None:
         self._engine = engine
         self.meters = meters or Meters(lambda: 0.0)
+        self.tracer: Tracer | None = None
         self.check_may = check_may
         self._find = find
         self._clock = clock
@@ -211,7 +213,10 @@ class Publisher:
     def publish(self, who: Principal, topic: str, batch: AnyBatch, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
         route = self._allowed.get((who, topic)) or self.route(who, topic)
         placing = Placing(route, batch, partition)
+        traced = None if self.tracer is None else self.tracer.publish(topic, who.protocol, batch)
         staged = self._engine.append(placing.writes, ack=ack)
+        if traced is not None:
+            staged.add_done_callback(traced)
         self._staged += 1
         answer: asyncio.Future[Published] = staged.get_loop().create_future()
         meter = route.meters.get(who.protocol)
