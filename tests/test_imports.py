@@ -50,6 +50,8 @@ MAY_KNOW: dict[str, set[str]] = {
         "headrace.storage.*",
         "headrace.wire.*",
         "headrace.flight.*",
+        # The metrics have the progress of the pipelines of this machine, which their executions write to files.
+        "headrace.spark.pipelines.executions",
     },
     "cli": {
         "headrace.server.*",
@@ -120,6 +122,8 @@ HOMES: dict[str, set[str]] = {
     "markupsafe": {"console"},
     "multipart": {"console"},
     "redis": {"bench"},
+    "prometheus_client": {"server"},
+    "opentelemetry": {"server", "spark"},
 }
 
 CLOCKS_AND_DICE = {"time", "random", "uuid", "secrets"}

@@ -119,6 +119,18 @@ class Connections(_Part, frozen=True, kw_only=True):
     by_protocol: dict[str, int]
 
 
+class LoopLag(_Part, frozen=True, kw_only=True):
+    """Delays of the event loop since the start. `counts` has the ticks at or below each of `bounds_ms`, and above the last."""
+
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    recent_max_ms: float
+    """Maximum of the last one to two minutes."""
+    bounds_ms: list[int] = []
+    counts: list[int] = []
+
+
 class Activity(_Part, frozen=True, kw_only=True):
     """Work of the process. Maps are by reason or protocol."""
 
@@ -140,8 +152,6 @@ class Activity(_Part, frozen=True, kw_only=True):
     flush_bytes: int = 0
     syncs_total: int = 0
     sync_seconds: float = 0.0
-    loop_lag_ms: float = 0.0
-    """Longest delay of the event loop within the last 10 to 20 seconds."""
     memory_bytes: int = 0
     open_files: int = 0
     open_files_max: int = 0
@@ -154,6 +164,7 @@ class Server(_Part, frozen=True, kw_only=True):
     engine: str
     data: str
     disk: Disk
+    loop_lag: LoopLag
     listeners: list[Listener]
     connections: Connections
     activity: Activity = Activity()

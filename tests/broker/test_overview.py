@@ -74,7 +74,8 @@ SERVER = {
     "disk": {"free_bytes": 100, "total_bytes": 1000, "headroom_bytes": 60},
     "listeners": [],
     "connections": {"open": 95, "max": 100, "by_protocol": {}},
-    "activity": {"open_files": 5, "open_files_max": 10, "loop_lag_ms": 300.0},
+    "activity": {"open_files": 5, "open_files_max": 10},
+    "loop_lag": {"p50_ms": 0.1, "p99_ms": 0.2, "max_ms": 300.0, "recent_max_ms": 300.0},
 }
 
 

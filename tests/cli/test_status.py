@@ -2,22 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from rich.console import Console
 
 from headrace import __version__
+from headrace.cli.top import screen
+from headrace.overview import Overview
 from tests.canaries import secret
 from tests.server.process import BrokerProcess
 
 ADMIN_PASSWORD = secret("status-admin-password")
 USER_PASSWORD = secret("status-user-password")
+EMPTY = {
+    "principal": "ann",
+    "access": "open",
+    "version": "1",
+    "uptime_ms": 1,
+    "time_ms": 1,
+    "started_at_ms": 0,
+    "health": {"state": "ok", "problems": []},
+    "topics": {"count": 0, "partitions": 0, "records": 0, "size_bytes": 0},
+    "groups": [],
+    "groups_count": 0,
+    "lag": 0,
+    "dead_letters": [],
+    "delayed": 0,
+    "traffic": {},
+    "warnings": [],
+    "server": None,
+}
 
 
 class Status:
@@ -93,3 +118,54 @@ def test_nothing_is_visible_without_a_login(status: Status) -> None:
     done = status.run("status", user="")
     assert (done.returncode, done.stdout) == (4, "")
     assert done.stderr == "headrace: nothing is visible to anonymous: log in with --user or --api-key\n"
+
+
+def test_top_shows_one_screen_with_rates_when_it_is_not_live(status: Status) -> None:
+    done = status.run("top", "--once", "--interval", "100ms")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"headrace {__version__} at flymq://{status.address}, up ") and "you are admin" in done.stdout
+    titles = ["protocol", "connections", "in/s", "in", "B/s", "out/s", "out", "B/s", "in", "out"]
+    assert titles in [line.split() for line in done.stdout.splitlines()]
+    assert any(line.split()[:2] == ["billing", "orders"] for line in done.stdout.splitlines())
+
+
+def test_top_prints_the_overview_with_rates_as_json(status: Status) -> None:
+    done = status.run("top", "--once", "--json", "--interval", "100ms")
+    (line,) = done.stdout.splitlines()
+    found = json.loads(line)
+    rates = found.pop("rates")
+    overview = msgspec.convert(found, Overview)
+    assert overview.traffic["flymq"].published_records == 2 and rates["all"]["published_records"] == 0.0
+
+
+def test_top_is_an_error_without_a_login(status: Status) -> None:
+    done = status.run("top", "--once", user="")
+    assert (done.returncode, done.stdout) == (4, "")
+    assert done.stderr == "headrace: nothing is visible to anonymous: log in with --user or --api-key\n"
+
+
+def test_names_on_the_screen_of_top_are_harmless() -> None:
+    overview = msgspec.convert({**EMPTY, "groups": [{"group": "[red]g\x1b[2J", "topic": "t\u202e", "lag": 1}]}, Overview)
+    console = Console(file=io.StringIO(), width=100, force_terminal=False)
+    console.print(screen(overview, None, "flymq://127.0.0.1:9092", "no answer: \x1b]0;x\x07"))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "[red]g" in text and "\x1b" not in text and "\u202e" not in text and "\x07" not in text
+
+
+@pytest.mark.parametrize("key", ["q", "\x03"])
+def test_the_live_screen_ends_with_a_key(status: Status, key: str) -> None:
+    process, terminal = pty.fork()
+    if not process:
+        environment = {**os.environ, "HEADRACE_SERVER": status.address, "HEADRACE_USER": "admin", "TERM": "xterm"}
+        environment["HEADRACE_PASSWORD_FILE"] = status.file(ADMIN_PASSWORD)
+        os.execve(sys.executable, [sys.executable, "-m", "headrace", "top", "--interval", "200ms"], environment)
+    shown = b""
+    while b"protocol" not in shown:
+        shown += os.read(terminal, 4096)
+    os.write(terminal, key.encode())
+    with contextlib.suppress(OSError):  # the other side is closed
+        while os.read(terminal, 4096):
+            pass
+    _, code = os.waitpid(process, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(code) == 0

@@ -49,7 +49,7 @@ class Broker:
         command += ["--listen", "127.0.0.1:0", "--listen-quic", "127.0.0.1:0", "--ready-file", str(self._ready_file)]
         self.process = subprocess.Popen(
             command,
-            env={**os.environ, "HEADRACE__LISTEN__FLIGHT": "", **settings},
+            env={**os.environ, "HEADRACE__LISTEN__FLIGHT": "", "HEADRACE__LISTEN__HTTP": "", **settings},
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=self._output,

@@ -46,9 +46,10 @@ class BrokerProcess:
         code = code or ("" if uvloop else WITHOUT_UVLOOP)
         python = [sys.executable, "-c", code] if code else [sys.executable, "-m", "headrace"]
         listen = [] if "--listen" in arguments else ["--listen", "127.0.0.1:0"]
-        # The default QUIC and Flight ports would collide with other tests, and Arrow is slow to load. Tests that need them set an address.
+        # The default QUIC, Flight and HTTP ports would collide with other tests, and Arrow is slow to load. Tests that need one set it.
         environment.setdefault("HEADRACE__LISTEN__FLIGHT", "")
         environment.setdefault("HEADRACE__LISTEN__QUIC", "")
+        environment.setdefault("HEADRACE__LISTEN__HTTP", "")
         command = [*python, "serve", "--data", str(self.data), "--ready-file", str(self.ready_file), *listen, *engine, *arguments]
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE")}
         self._log = log

@@ -158,7 +158,7 @@ def start_on_the_default_port(tmp_path: Path, port: int, code: str) -> subproces
         "--duration",
         "0.1",
     ]
-    environment = {**os.environ, "HEADRACE__LISTEN__FLIGHT": ""}
+    environment = {**os.environ, "HEADRACE__LISTEN__FLIGHT": "", "HEADRACE__LISTEN__HTTP": ""}
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env=environment)
 
 

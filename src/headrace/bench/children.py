@@ -16,9 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Final
 
 from headrace.errors import HeadraceError
 from headrace.programs import last_line, started, stop
+
+_OFF: Final = dict.fromkeys(("HEADRACE__LISTEN__FLIGHT", "HEADRACE__LISTEN__HTTP", "HEADRACE__LISTEN__QUIC"), "")
+"""Listeners that a benchmark opens only if it measures them."""
 
 
 class BenchFailed(HeadraceError):
@@ -128,7 +132,7 @@ def serving(directory: Path, flags: Sequence[str] = (), *, profile: Path | None 
     command = [sys.executable, *profiler, "-m", "headrace", "serve", "--data", str(directory / "data"), "--listen", "127.0.0.1:0"]
     command += [*flags, "--ready-file", str(ready_file)]
     began = time.perf_counter()
-    with child(command, log, environment={"HEADRACE__LISTEN__FLIGHT": "", "HEADRACE__LISTEN__QUIC": "", **environment}) as process:
+    with child(command, log, environment={**_OFF, **environment}) as process:
         wait_until(ready_file.exists, process, log, "headrace serve")
         yield Served(json.loads(ready_file.read_text("utf-8"))["protocols"], process.pid, time.perf_counter() - began)
 

@@ -29,6 +29,7 @@ from headrace.broker.groups.offsets import Groups
 from headrace.broker.health import Status, supervise
 from headrace.broker.meters import Meter, Meters
 from headrace.broker.operations.groups import GroupOperations
+from headrace.broker.operations.measuring import MeasuringOperations
 from headrace.broker.operations.messages import DeadLetterOperations, DelayedOperations
 from headrace.broker.operations.schemas import Schemas
 from headrace.broker.operations.writers import WriterOperations, WriterPermissions
@@ -42,6 +43,7 @@ from headrace.broker.schema_checks import settled
 from headrace.broker.schemas.registry import SchemaRegistry
 from headrace.broker.settings import BrokerSettings, Clock, Later, Timer
 from headrace.broker.topics import Topics
+from headrace.broker.tracing import Tracer, headers_of
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Placement, Topic, TopicConfig
@@ -55,7 +57,7 @@ _BROKER = "headrace"
 _Shown = TypeVar("_Shown")
 
 
-class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOperations):
+class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, MeasuringOperations, WriterOperations):
     """Owns its engine: `open` opens it, `close` closes it. Call all methods on the event loop."""
 
     def __init__(
@@ -130,6 +132,15 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         self._expiry: asyncio.Task[None] | None = None
         self._expiry_timer: Timer | None = None
         self._closing: asyncio.Task[None] | None = None
+
+    @property
+    def tracer(self) -> Tracer | None:
+        """Receives publishes and deliveries, if traces are configured. Set it before the first session."""
+        return self._publisher.tracer
+
+    @tracer.setter
+    def tracer(self, tracer: Tracer | None) -> None:
+        self._publisher.tracer = tracer
 
     async def open(self) -> None:
         """Open the engine and load the tables."""
@@ -342,6 +353,8 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         meter.delivered(fetched.batches)
         if not wait_ms:
             meter.fetch_duration.observe(self.meters.ticks() - began)
+        if self.tracer is not None and fetched.batches:
+            self._trace(self.tracer, who, topic, fetched.batches)
         return fetched
 
     def read_now(
@@ -421,7 +434,18 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, WriterOpe
         self._topics.find_partition(topic, partition)
         check = partial(self._authorizer.check, who, Action.READ, "topic", topic)
         meter = self.meters.meter(topic, who.protocol)
+        if (tracer := self.tracer) is not None:
+            untraced = deliver
+
+            def deliver(batches: list[Batch]) -> None:
+                self._trace(tracer, who, topic, batches)
+                untraced(batches)
+
         return self._cursors.start(topic, partition, offset, deliver, credit_bytes=credit_bytes, failed=failed, check=check, meter=meter)
+
+    @staticmethod
+    def _trace(tracer: Tracer, who: Principal, topic: str, batches: list[Batch]) -> None:
+        tracer.deliver(topic, who.protocol, sum(map(len, batches)), headers_of(batches))
 
     # Transactions
 

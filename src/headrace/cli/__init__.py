@@ -76,6 +76,7 @@ COMMANDS: Final[Mapping[str, Entry]] = {
     "fetch": Entry("headrace.cli.reading", "fetch", "Print records of a topic and exit."),
     "ping": Entry("headrace.cli.ping", "ping", "Check that a broker replies, through any protocol."),
     "status": Entry("headrace.cli.status", "status", "Show the state of a broker on one screen."),
+    "top": Entry("headrace.cli.top", "top", "Show a broker as a live screen."),
     "console": Entry("headrace.cli.console", "console", "Start the web console."),
     "context": Entry("headrace.cli.context", "context", "Manage contexts: named brokers with their credentials."),
     "topic": Entry("headrace.cli.topics", "topic", "Manage topics: list, describe, create, alter, delete."),

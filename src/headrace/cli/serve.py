@@ -68,6 +68,12 @@ def _assignments(context: click.Context, parameter: click.Parameter, pairs: tupl
     help="Arrow Flight endpoint (listen.flight); may be repeated. Port 0 picks a free port.",
 )
 @click.option(
+    "--listen-http",
+    metavar="HOST:PORT",
+    multiple=True,
+    help="HTTP listener (listen.http) for metrics and health; may be repeated. Port 0 picks a free port.",
+)
+@click.option(
     "--blipmq-key",
     "blipmq_keys",
     metavar="KEY",
@@ -92,6 +98,7 @@ def serve(
     listen: tuple[str, ...],
     listen_quic: tuple[str, ...],
     listen_flight: tuple[str, ...],
+    listen_http: tuple[str, ...],
     blipmq_keys: tuple[str, ...],
     chosen: dict[str, str],
     ready_file: Path | None,
@@ -119,6 +126,8 @@ def serve(
         flags["listen.quic"] = ("--listen-quic", list(listen_quic))
     if listen_flight:
         flags["listen.flight"] = ("--listen-flight", list(listen_flight))
+    if listen_http:
+        flags["listen.http"] = ("--listen-http", list(listen_http))
     config = resolve(file=file, environment=os.environ, flags=flags).config
     if not insecure:
         require_caution(config)

@@ -115,6 +115,11 @@ class EmbeddedEngine:
         assert self._store is not None, "the engine is not open"
         return self._store
 
+    @property
+    def opened_store(self) -> Store | None:
+        """The store while the engine is open. Its counters may be read by any thread."""
+        return self._store
+
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
         await self._start_readers()

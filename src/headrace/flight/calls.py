@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from headrace.errors import Unavailable
@@ -49,8 +50,10 @@ class Calls:
         self._count_max, self._cut, self._clock = count_max, cut, clock
         self._lock = threading.Lock()
         self._under_way: set[Call] = set()
-        self.carriers_begun = 0
-        """Calls that carry rows since the endpoint was opened."""
+        self.refused: Counter[str] = Counter()
+        """Calls that failed, by error code. Approximate: threads add to it without a lock."""
+        self.begun = self.carriers_begun = 0
+        """Calls since the endpoint was opened, and those that carry rows."""
 
     @property
     def under_way(self) -> int:
@@ -76,6 +79,7 @@ class Calls:
             if len(self._under_way) < count_max:
                 call = Call(self._clock, is_opening=is_opening)
                 self._under_way.add(call)
+                self.begun += 1
                 return call
             stalled = self._stalled()
         if stalled is not None:

@@ -90,6 +90,11 @@ class Endpoint:
             raise OSError(errno.EADDRINUSE, str(failure)) from None
         return cls(server, bridge, host, ConnectionWatch(server.port, calls, settings.connections))
 
+    @property
+    def calls(self) -> Calls:
+        calls: Calls = self._server.calls
+        return calls
+
     def _release_if_idle(self) -> None:
         """Release unused memory once no call has carried rows since the last check. Calls without rows do not count: clients wait for
         new records all the time."""

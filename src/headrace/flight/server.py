@@ -237,6 +237,7 @@ class _Call:
         try:
             return self._who()
         except BrokerError as error:
+            self._calls.refused[error.code] += 1
             raise flight_error(error) from None
 
     def sent(self, rows: Iterable[T]) -> Iterator[T]:
@@ -263,6 +264,7 @@ class _Call:
 
     def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
         if isinstance(failure, BrokerError):
+            self._calls.refused[failure.code] += 1
             raise flight_error(failure) from None
         if isinstance(failure, Exception) and not isinstance(failure, flight.FlightError):
             _log.error("defect: a call of the Flight endpoint failed", exc_info=failure)

@@ -7,7 +7,7 @@ import socket
 
 from headrace.access.policy import ANONYMOUS
 from headrace.errors import ConfigError
-from headrace.server.config import FLIGHT_PROTOCOLS, QUIC_PROTOCOLS, TCP_PROTOCOLS, Config
+from headrace.server.config import FLIGHT_PROTOCOLS, HTTP_PROTOCOLS, QUIC_PROTOCOLS, TCP_PROTOCOLS, Config
 from headrace.server.protocols import login_protocols
 from headrace.server.settings import AccessMode
 
@@ -20,13 +20,18 @@ def require_caution(config: Config) -> None:
     binds = [(bind, bind.protocols or TCP_PROTOCOLS) for bind in config.listen.tcp]
     binds += [(bind, QUIC_PROTOCOLS) for bind in config.listen.quic]
     binds += [(bind, FLIGHT_PROTOCOLS) for bind in config.listen.flight]
+    binds += [(bind, HTTP_PROTOCOLS) for bind in config.listen.http]
     for bind, protocols in binds:
         if _is_loopback(bind.address.host):
             continue
         unauthenticated = (
             []
             if config.tls.client_ca
-            else [name for name in (*TCP_PROTOCOLS, *QUIC_PROTOCOLS, *FLIGHT_PROTOCOLS) if name in protocols and name not in authenticating]
+            else [
+                name
+                for name in (*TCP_PROTOCOLS, *QUIC_PROTOCOLS, *FLIGHT_PROTOCOLS, *HTTP_PROTOCOLS)
+                if name in protocols and name not in authenticating
+            ]
         )
         if not config.tls.certificate and protocols is not QUIC_PROTOCOLS:
             wrong = "nothing is encrypted: set tls.certificate and tls.key"

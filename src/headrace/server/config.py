@@ -57,6 +57,8 @@ QUIC_PROTOCOLS: Final = ("fujin",)
 """The protocols of a QUIC address."""
 FLIGHT_PROTOCOLS: Final = ("flight",)
 """The protocols of a Flight address."""
+HTTP_PROTOCOLS: Final = ("http",)
+"""The protocols of an HTTP address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +157,14 @@ class Listen:
         "Addresses of the Flight endpoint (Arrow Flight over gRPC), for Spark, pandas, Polars and DuckDB. Needs the extra "
         "headrace[flight]. If the extra or the port is unavailable, the broker logs that and starts without the endpoint, unless this key "
         "is set. The flag --listen-flight replaces the list.",
+    )
+    http: tuple[Bind, ...] = setting(
+        Binds(HTTP_PROTOCOLS, kind="HTTP", least=0),
+        ["127.0.0.1:9644"],
+        "HTTP addresses for operators: /metrics for Prometheus, /healthz, /readyz and /status.json. They have no login and show names of "
+        "topics and groups. An address beyond loopback needs tls.certificate and tls.client_ca, or the flag --insecure. Needs the extra "
+        "headrace[metrics]. If the extra or the port is unavailable, the broker logs that and starts without it, unless this key is set. "
+        "The flag --listen-http replaces the list.",
     )
 
 
@@ -400,6 +410,36 @@ class Flight:
 
 
 @dataclass(frozen=True, slots=True)
+class Metrics:
+    """Metrics on the addresses of listen.http."""
+
+    series: int = setting(
+        Count(10, 100_000),
+        2_000,
+        "How many partitions, how many partitions of groups, and how many topics have their own series. Others are left out, and "
+        "headrace_series_left_out counts them; the traffic of other topics is summed up.",
+    )
+    kafka_names: bool = setting(Flag(), False, "Also report the lag of groups as kafka_consumergroup_lag, for existing dashboards.")
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """Traces with OpenTelemetry. Needs the extra headrace[otel] when traces.endpoint is set."""
+
+    endpoint: str = setting(
+        Reference("a URL", r"https?://\S+"),
+        "",
+        "The OTLP/HTTP address that receives spans, such as http://127.0.0.1:4318/v1/traces. Empty: no traces.",
+    )
+    one_in: int = setting(
+        Count(1, 1_000_000),
+        100,
+        "One of so many batches without a traceparent header is traced. A batch whose first record has one is traced if its sender decided "
+        "so.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Logging:
     """The broker's log on stderr. Payloads are never logged."""
 
@@ -424,6 +464,8 @@ class Config:
     flymq: FlyMq = FlyMq()
     fujin: Fujin = Fujin()
     flight: Flight = Flight()
+    metrics: Metrics = Metrics()
+    traces: Traces = Traces()
     logging: Logging = Logging()
 
 
@@ -590,6 +632,8 @@ def tree_of(values: Mapping[str, object]) -> Config:
         flymq=section(FlyMq, "flymq"),
         fujin=section(Fujin, "fujin"),
         flight=section(Flight, "flight"),
+        metrics=section(Metrics, "metrics"),
+        traces=section(Traces, "traces"),
         logging=section(Logging, "logging"),
     )
 

@@ -9,8 +9,10 @@ Storage needs a descriptor for each open segment: without one it cannot store re
 from __future__ import annotations
 
 import logging
+import os
 import resource
 from dataclasses import dataclass
+from pathlib import Path
 
 from headrace.limits import FILES_RESERVED_MIN
 
@@ -65,3 +67,13 @@ def report(limits: DescriptorLimits, *, connections: int, flight_connections: in
             "flight_connections": limits.flight_connections,
         },
     )
+
+
+def process_facts() -> dict[str, int]:
+    """Return the memory and the open files of this process; empty where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        open_files = len(os.listdir("/proc/self/fd")) - 1  # without the one that lists them
+    except (OSError, ValueError, IndexError):
+        return {}
+    return {"memory_bytes": pages * os.sysconf("SC_PAGE_SIZE"), "open_files": open_files, "open_files_max": open_files_max()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from pathlib import Path
 
 from headrace.access.access import Access
@@ -21,6 +22,7 @@ class FlightEndpoints:
 
     def __init__(self, broker: Broker, config: Config, access: Access, connections_max: int, report: Report) -> None:
         self._broker, self._access = broker, access
+        self._opened: list[Endpoint] = []
         chosen = config.tls
         self._settings = EndpointSettings(
             principal=config.flight.principal,
@@ -42,7 +44,16 @@ class FlightEndpoints:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
-        return await Endpoint.open(host, port, self._broker, self._access, self._settings)
+        endpoint = await Endpoint.open(host, port, self._broker, self._access, self._settings)
+        self._opened.append(endpoint)
+        return endpoint
+
+    def calls(self) -> tuple[int, int, Counter[str]]:
+        """Return the calls in progress, those since the start, and the failed ones by error code, on all endpoints."""
+        calls, refused = [endpoint.calls for endpoint in self._opened], Counter[str]()
+        for one in calls:
+            refused.update(one.refused)
+        return sum(one.under_way for one in calls), sum(one.begun for one in calls), refused
 
 
 def _content(path: str) -> bytes:

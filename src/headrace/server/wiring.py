@@ -11,6 +11,7 @@ import secrets
 import shutil
 import socket
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,7 +20,9 @@ from typing import Final, Protocol
 
 from headrace import __version__
 from headrace.access.access import Access, AccessSettings, Mode
+from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.broker.broker import Broker
+from headrace.broker.operations.overview import overview
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import Engine, HealthReport, HealthState, TopicConfig
 from headrace.engine.embedded import EmbeddedEngine
@@ -30,8 +33,8 @@ from headrace.net.counters import NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.tls import Tls, TlsUnusable
 from headrace.server import api_keys
-from headrace.server.config import TCP_PROTOCOLS, Config, is_default
-from headrace.server.descriptors import divide, open_files_max, report
+from headrace.server.config import HTTP_PROTOCOLS, TCP_PROTOCOLS, Config, is_default
+from headrace.server.descriptors import divide, open_files_max, process_facts, report
 from headrace.server.kafka import EngineKind, kafka_settings
 from headrace.server.loop_lag import LagTimer, LoopLag
 from headrace.server.protocols import Protocols
@@ -42,6 +45,8 @@ from headrace.storage.files import DirectoryLocked, DiskFiles
 from headrace.storage.store import StoreOptions
 
 _log = logging.getLogger(__name__)
+_OPERATOR: Final = Principal("operator", "http")
+"""Reads the overview for the HTTP listener. Compared by identity: no peer can become it."""
 _CANNOT_BIND: Final = {
     errno.EADDRINUSE: "the port is taken by another process; {flag} chooses another",
     errno.EADDRNOTAVAIL: "this machine does not have that address",
@@ -104,9 +109,10 @@ class Server:
             self._engine,
             clock=clock,
             settings=settings,
-            authorize=self._access.authorize,
+            authorize=self._authorize,
             audit_hook=self._access.record_decision,
             random_bytes=secrets.token_bytes,
+            ticks=time.perf_counter,
         )
         self._access.listen(self._broker.access_changed)
         self._counters = NetCounters()
@@ -115,6 +121,11 @@ class Server:
         self._wanted_connections = {"connections": config.limits.connections, "flight_connections": flight_connections(config)}
         self._connection_limits = divide(open_files_max(), **self._wanted_connections)
         self._listeners: list[Drainable] = []
+        self._http: list[Drainable] = []
+        """Closed last: readiness checks must see that the broker drains."""
+        self._is_draining = False
+        self._close_traces: Callable[[], None] = lambda: None
+        self._flight_calls: Callable[[], tuple[int, int, Counter[str]]] = lambda: (0, 0, Counter())
         self._opened: list[Opened] = []
         self._protocols: Protocols | None = None
         self._tls: Tls | None = None
@@ -129,6 +140,7 @@ class Server:
         await self._open_broker()
         try:
             keys = self._keys() if any("blipmq" in (bind.protocols or TCP_PROTOCOLS) for bind in self._config.listen.tcp) else {}
+            self._trace()
             protocols = Protocols(
                 self._broker, self._engine, self._config, self._access, clock=self._clock, blipmq_keys=keys, report=self.report
             )
@@ -137,6 +149,7 @@ class Server:
             opened = [found for bind in self._config.listen.tcp for found in await self._listen(bind, protocols)]
             opened += await self._listen_if_available("QUIC listener", "listen.quic", self._listen_quic)
             opened += await self._listen_if_available("Flight endpoint", "listen.flight", self._listen_flight)
+            opened += await self._listen_if_available("HTTP listener", "listen.http", self._listen_http)
         except BaseException:
             await self.close()
             raise
@@ -163,6 +176,7 @@ class Server:
 
     async def close(self) -> None:
         """Stop accepting connections, let sessions finish their requests, then close the log. Idempotent."""
+        self._is_draining = True
         self._lag_timer.stop()
         if self._watch is not None:
             self._watch.stop()
@@ -176,6 +190,9 @@ class Server:
             self._protocols = None
         await self._access.close()
         await self._broker.close()
+        await asyncio.to_thread(self._close_traces)
+        await asyncio.gather(*(listener.drain(seconds) for listener in self._http))
+        self._http.clear()
 
     def figures(self) -> dict[str, object]:
         """Return the connection counters as log fields."""
@@ -204,12 +221,42 @@ class Server:
             "data": str(storage.path.absolute()),
             "disk": {"free_bytes": disk.free, "total_bytes": disk.total, "headroom_bytes": storage.headroom},
             "loop_lag": self.loop_lag.report(),
+            "activity": self._activity(),
             "listeners": [asdict(found) for found in self._opened],
             "connections": {
                 "open": self._counters.open,
                 "max": self._connection_limits.connections,
                 "by_protocol": {name: count for name, count in sorted(self._counters.open_by_protocol.items()) if count},
             },
+        }
+
+    def _activity(self) -> dict[str, object]:
+        counters, (under_way, begun, refused) = self._counters, self._flight_calls()
+        for (_, code), count in self._broker.meters.refused.items():
+            refused[code] += count
+        return {
+            "appends_in_flight": self._broker.appends_in_flight,
+            "staged_bytes": self._broker.staged_bytes,
+            "unsettled": self._broker.unsettled,
+            "flight_calls": under_way,
+            "flight_calls_total": begun,
+            "refused_total": refused,
+            "throttled_total": {"reading_paused": counters.reading_pauses, "accepting_paused": counters.accept_pauses},
+            **self._flushes(),
+            **process_facts(),
+        }
+
+    def _flushes(self) -> dict[str, object]:
+        store = getattr(self._engine, "opened_store", None)
+        if store is None:
+            return {}
+        found = store.counters
+        return {
+            "flushes_total": found.append_duration.count,
+            "flush_seconds": found.append_duration.total,
+            "flush_bytes": found.journal_bytes,
+            "syncs_total": found.sync_duration.count,
+            "sync_seconds": found.sync_duration.total,
         }
 
     def _keys(self) -> Mapping[str, str]:
@@ -268,7 +315,7 @@ class Server:
                     listener = await listen(host, bind.address.port)
                 except OSError as failure:
                     raise _cannot_listen(bind, failure, "--listen" if kind == "tcp" else f"--listen-{kind}") from None
-                self._listeners.append(listener)
+                (self._http if kind == "http" else self._listeners).append(listener)
                 opened.append(Opened(kind, listener.address, names, encryption))
         return opened
 
@@ -307,7 +354,43 @@ class Server:
             endpoints = FlightEndpoints(self._broker, self._config, self._access, self._connection_limits.flight_connections, self.report)
         except OSError as failure:
             raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
+        self._flight_calls = endpoints.calls
         return await self._open_all("flight", self._config.listen.flight, endpoints.listen, ("flight",), endpoints.encryption)
+
+    def _trace(self) -> None:
+        if not self._config.traces.endpoint:
+            return
+        with needs("traces.endpoint", "opentelemetry"):
+            from headrace.server.traces import OpenTelemetryTracer
+        self._broker.tracer = tracer = OpenTelemetryTracer(self._config.traces.endpoint, self._config.traces.one_in)
+        self._close_traces = tracer.close
+
+    async def _listen_http(self) -> list[Opened]:
+        if not self._config.listen.http:
+            return []
+        with needs("listen.http"):
+            from headrace.server.operators import operator_pages
+        from headrace.server.http import HttpListener
+
+        pages = operator_pages(
+            self._config,
+            self._broker,
+            self._engine,
+            self._counters,
+            self.loop_lag,
+            connections_max=self._connection_limits.connections,
+            flight_calls=self._flight_calls,
+            is_draining=lambda: self._is_draining,
+            overview=lambda: overview(self._broker, _OPERATOR, self.report()),
+        )
+
+        async def listen(host: str, port: int) -> HttpListener:
+            return HttpListener(host, port, pages, self._tls)
+
+        return await self._open_all("http", self._config.listen.http, listen, HTTP_PROTOCOLS, "" if self._tls is None else "TLS")
+
+    def _authorize(self, who: Principal, action: Action, resource: Resource) -> bool:
+        return who is _OPERATOR or self._access.authorize(who, action, resource)
 
 
 def _cannot_listen(bind: Bind, failure: OSError, flag: str) -> CannotListen:
@@ -345,7 +428,7 @@ def _engine(config: Config, key: bytes | None, clock: Callable[[], int]) -> Engi
         checkpoint_interval_ms=config.storage.checkpoint_interval,
         headroom_bytes=config.storage.headroom,
         key=key,
-        ticks=time.monotonic,
+        ticks=time.perf_counter,
     )
     return EmbeddedEngine(DiskFiles(config.storage.path), options, clock=clock)
 

@@ -24,6 +24,7 @@ from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
+from headrace.histogram import BYTES, Histogram
 from headrace.limits import BATCH_BYTES_TARGET, LARGE_APPEND_BYTES, MIB, OPENED_BATCHES_BYTES_MAX
 from headrace.records import Ack, AnyBatch, Appended, AppendedEach, Bounds, ColumnBatch, RecordBatch
 from headrace.storage.batch import Built, StoredBatch, build
@@ -68,8 +69,8 @@ class StoreOptions:
     """Size from which on the records that a flush adds to one log go to the segment first."""
     opened_bytes_max: int = OPENED_BATCHES_BYTES_MAX
     key: bytes | None = field(default=None, repr=False)
-    ticks: Callable[[], float] | None = None
-    """Monotonic clock in seconds. With it a flush waits for appends that are likely to come, at most as long as a sync takes."""
+    ticks: Callable[[], float] = lambda: 0.0
+    """Seconds of a monotonic clock, for durations. A flush waits for appends that are likely to come, at most as long as a sync takes."""
 
 
 @dataclass(slots=True)
@@ -103,6 +104,10 @@ class StoreCounters:
     records: int = 0
     journal_bytes: int = 0
     checkpoints: int = 0
+    append_duration: Histogram = field(default_factory=Histogram)
+    """Duration of each flush: one observation for all appends that share it."""
+    flush_bytes: Histogram = field(default_factory=lambda: Histogram(BYTES))
+    sync_duration: Histogram = field(default_factory=Histogram)
 
 
 def _deliver_here(completions: list[Completion], advanced: list[int]) -> None:
@@ -317,8 +322,10 @@ class Store:
         self._flushed = len(staged)
         if not staged:
             return False
+        began = self.options.ticks()
         try:
             self._flush(staged)
+            self.counters.append_duration.observe(self.options.ticks() - began)
         except BaseException as failure:
             # A defect must not leave a caller waiting forever. A second result for the same append is ignored.
             error = self.fence(f"the writer failed: {failure!r}")
@@ -434,18 +441,17 @@ class Store:
             size = sum(partition.push(batches) for partition, batches in built)
             self.maintenance.touch([partition for partition, _ in built], size)
             self.counters.journal_bytes += size
+            self.counters.flush_bytes.observe(size)
             large.reveal()
         self.counters.records += sum(ahead.partition.next - ahead.base_offset for ahead in pending.values())
         self.deliver(waiting, list(pending))
 
     def _sync(self) -> None:
-        ticks = self.options.ticks
-        if ticks is None:
-            self.journal.sync()
-            return
-        began = ticks()
+        began = self.options.ticks()
         self.journal.sync()
-        self._sync_seconds = min(ticks() - began, _AWAIT_SECONDS_MAX)
+        seconds = self.options.ticks() - began
+        self.counters.sync_duration.observe(seconds)
+        self._sync_seconds = min(seconds, _AWAIT_SECONDS_MAX)
 
     def _write(self, pending: dict[int, Pending], now: int, small: bool, large: LargeAppends) -> list[tuple[Partition, list[Built]]]:
         """Write large appends to their segments and the frame. Returns the batches in the frame.
@@ -554,6 +560,11 @@ class Store:
         finally:
             self.journal.close()
             self.files.close()
+
+    @property
+    def staged_bytes(self) -> int:
+        """Bytes of appends that wait for the writer."""
+        return self._staged_bytes
 
     def size_bytes(self) -> int:
         return sum(partition.size_bytes for partition in list(self.partitions.values()))

@@ -94,6 +94,11 @@ class GroupConsumer:
         """Whether it knows something that a successor would not find in the committed offsets."""
         return bool(self._entries) or any(progress.floor != progress.committed for progress in self.partitions.values())
 
+    @property
+    def unsettled(self) -> int:
+        """Deliveries that wait for an ack, or for the next attempt."""
+        return len(self._entries)
+
     # Members
 
     def add_partition(self, partition: int, position: int) -> None:

@@ -23,6 +23,7 @@ from headrace.broker.groups.taking import Taking
 from headrace.broker.meters import Meter
 from headrace.broker.reading.waits import Wait
 from headrace.broker.settings import Timer
+from headrace.broker.tracing import Tracer
 from headrace.engine.contract import Bounds
 from headrace.errors import BrokerError, GroupHasMembers, InvalidRequest, LimitExceeded, OffsetOutOfRange, UnknownTopic
 from headrace.limits import FETCH_BYTES_MAX
@@ -104,6 +105,7 @@ class Member:
         self._check: Callable[[Principal], None] | None = None
         self.meter: Meter | None = None
         """Counts what is taken."""
+        self.tracer: Tracer | None = None
         self.who: Principal | None = None
         """Principal on whose behalf records are taken. A member used by several principals sets it before each `take`."""
         consumer.join(state)
@@ -163,6 +165,8 @@ class Member:
         if self.meter is not None:
             self.meter.delivered_records += taking.records
             self.meter.delivered_bytes += bytes_max - taking.bytes_left
+        if self.tracer is not None and not taking.is_empty and self.who is not None:
+            self.tracer.deliver(self._consumer.topic, self.who.protocol, taking.records, taking.headers())
         return taking
 
     async def _take_or_wait(self, records_max: int, bytes_max: int, wait_ms: int) -> Taking:
@@ -324,6 +328,10 @@ class GroupConsumers:
             for consumer in self._active(group)
             for member in consumer.members
         ]
+
+    def unsettled(self) -> list[tuple[str, str, int, int]]:
+        """Return (group, topic, members, deliveries that wait for an ack) of every group consumer."""
+        return [(consumer.group, consumer.topic, len(consumer.members), consumer.unsettled) for consumer in self._all()]
 
     def topics(self, group: str) -> list[str]:
         """Return the topics in which the group has members."""

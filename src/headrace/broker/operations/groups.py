@@ -112,6 +112,7 @@ class GroupOperations:
             partitions=partitions,
             start=start,
         )
+        member.tracer = self._publisher.tracer
         member.meter = self.meters.meter(topic, who.protocol)
         member.guard(who, partial(self._check_takes, group=group, topic=topic))
         return member

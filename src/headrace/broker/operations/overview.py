@@ -124,8 +124,8 @@ def _warnings(problems: list[str], dead_letters: Mapping[str, int], server: Mapp
     if activity.get("open_files", 0) > _NEARLY * activity.get("open_files_max", 1 << 62):
         text = f"{activity['open_files']} of {activity['open_files_max']} files are open"
         yield Warning(name="open_files", text=text, advice="raise the limit of open files (LimitNOFILE)")
-    if (lag_ms := activity.get("loop_lag_ms", 0.0)) > LOOP_LAG_MS_MAX:
-        text = f"the event loop was delayed by {lag_ms:.0f} ms"
+    if (lag_ms := (server.get("loop_lag") or {}).get("recent_max_ms", 0.0)) > LOOP_LAG_MS_MAX:
+        text = f"the event loop was delayed by {lag_ms:.0f} ms in the last minute"
         yield Warning(name="loop_lag", text=text, advice="look for large requests, many connections, or a machine without free CPU")
     if waiting := sum(dead_letters.values()):
         text = f"{waiting} dead letters wait in {len(dead_letters)} topics"

@@ -17,6 +17,7 @@ from headrace.broker.meters import Meter, Meters
 from headrace.broker.publishing.partitioner import assign, hashes, pick
 from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, Rule
 from headrace.broker.settings import Clock
+from headrace.broker.tracing import Tracer
 from headrace.engine.contract import Ack, Appended, AppendedEach, Engine, Placement, Topic, Write
 from headrace.errors import BrokerError, InvalidRequest, OutcomeUnknown, Unavailable, UnknownPartition
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
@@ -221,6 +222,7 @@ class Publisher:
     ) -> None:
         self._engine = engine
         self.meters = meters or Meters(lambda: 0.0)
+        self.tracer: Tracer | None = None
         self.check_may = check_may
         self._find = find
         self._clock = clock
@@ -234,16 +236,19 @@ class Publisher:
     def publish(self, who: Principal, topic: str, batch: AnyBatch, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
         route = self.known_route(who, topic)
         placing = Placing(route, batch, partition)
+        traced = None if self.tracer is None else self.tracer.publish(topic, who.protocol, batch)
         if len(placing.writes) > 1 and not self._engine.capabilities.cheap_atomic_append:
             staged = self._append_each(placing.writes, ack)
         else:
             staged = self._engine.append(placing.writes, ack=ack)
+        if traced is not None:
+            staged.add_done_callback(traced)
         self._staged += 1
         answer: asyncio.Future[Published] = staged.get_loop().create_future()
         meter = route.meters.get(who.protocol)
         if meter is None:
             meter = route.meters[who.protocol] = self.meters.meter(topic, who.protocol)
-        staged.add_done_callback(partial(self._answer, answer, placing, meter, self.meters.ticks()))
+        staged.add_done_callback(partial(self._answer, answer, placing, meter, who.protocol, self.meters.ticks()))
         return answer
 
     def publish_each(
@@ -359,6 +364,11 @@ class Publisher:
             route = self._routes[topic] = Route(self._find(topic), self._clock, self._rules(topic), self._engine.capabilities.placement)
         return route
 
+    @property
+    def staged(self) -> int:
+        """Appends that wait for the disk."""
+        return self._staged
+
     def check_open(self) -> None:
         if self._draining:
             raise Unavailable("the broker is draining")
@@ -378,12 +388,20 @@ class Publisher:
             await self._drained
 
     def _answer(
-        self, answer: asyncio.Future[Published], placing: Placing, meter: Meter, began: float, staged: asyncio.Future[list[Appended]]
+        self,
+        answer: asyncio.Future[Published],
+        placing: Placing,
+        meter: Meter,
+        protocol: str,
+        began: float,
+        staged: asyncio.Future[list[Appended]],
     ) -> None:
         self._landed(staged)
         error = staged.exception()
         if error is None:
             meter.published(placing.topic, placing.writes, self.meters.ticks() - began)
+        elif isinstance(error, BrokerError):
+            self.meters.refuse(protocol, error.code)
         if answer.done():
             return
         if error is not None:

@@ -117,6 +117,11 @@ class Stages:
         """Timers of publications to retry after a full disk, by writer."""
         self._is_stopped = False
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes staged and not yet published, in memory and on disk."""
+        return sum(stage.size_bytes for stage in self._stages.values())
+
     async def open(self) -> None:
         """Load the writers and resume interrupted publications in the background."""
         await self._writers.load()

@@ -174,11 +174,11 @@ class BlipMqSession(BaseSession[Message]):
             if may_create:
                 self._start(self._publish_to_new_topic(batch, who))
             else:
-                self._reply(_publish_nacks(batch, error))
+                self._reply(self._publish_nacks(batch, error))
         except InvalidRecord:
             self._publish_in_chunks(batch, who, headers)
         except BrokerError as error:
-            self._reply(_publish_nacks(batch, error))
+            self._reply(self._publish_nacks(batch, error))
         else:
             self._stage(batch, published)
 
@@ -190,15 +190,23 @@ class BlipMqSession(BaseSession[Message]):
         for begin, end, outcome in outcomes:
             chunk = PublishBatch(batch.qos, batch.topic, batch.cids[begin:end], batch.values[begin:end])
             if isinstance(outcome, BrokerError):
-                self._reply(_publish_nacks(chunk, outcome))
+                self._reply(self._publish_nacks(chunk, outcome))
             else:
                 self._stage(chunk, outcome)
+
+    def _publish_nacks(self, batch: PublishBatch, error: BrokerError) -> bytes:
+        self._broker.meters.refuse("blipmq", error.code)
+        return _publish_nacks(batch, error)
+
+    def _reason(self, error: BrokerError) -> NackReason:
+        self._broker.meters.refuse("blipmq", error.code)
+        return errors.reason_of(error)
 
     async def _publish_to_new_topic(self, batch: PublishBatch, who: Principal) -> None:
         try:
             await self._broker.prepare(who, batch.topic, batch.values)
         except BrokerError as error:
-            self._reply(_publish_nacks(batch, error))
+            self._reply(self._publish_nacks(batch, error))
         else:
             # If the topic is deleted again in between, the publish fails.
             self._publish(batch, who, may_create=False)
@@ -219,7 +227,7 @@ class BlipMqSession(BaseSession[Message]):
         try:
             subscription = await self._subscriptions.subscribe(who, message, self._link.peer)
         except BrokerError as error:
-            return self._nack((message.cid,), errors.reason_of(error))
+            return self._nack((message.cid,), self._reason(error))
         self._hold(subscription)
         self._reply(encoder.ack(message.cid, subscription.id))
 
@@ -235,7 +243,7 @@ class BlipMqSession(BaseSession[Message]):
         try:
             subscription = self._subscriptions.find(who, id)
         except BrokerError as error:
-            return errors.reason_of(error)
+            return self._reason(error)
         if subscription is None:
             return errors.UNKNOWN_SUBSCRIPTION
         self._hold(subscription)
@@ -273,7 +281,7 @@ class BlipMqSession(BaseSession[Message]):
                 self._held.discard(subscription)
                 return self._nack_poll(batch.cids[answered:], errors.UNKNOWN_SUBSCRIPTION)
             except BrokerError as error:
-                return self._nack(batch.cids[answered:], errors.reason_of(error))
+                return self._nack(batch.cids[answered:], self._reason(error))
             if not deliveries:
                 return
             for delivery in deliveries:

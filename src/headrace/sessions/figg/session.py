@@ -133,7 +133,7 @@ class FiggSession(BaseSession[ClientMessage]):
         failure = future.exception()
         if isinstance(failure, BrokerError):
             self._owed.clear()  # an ACK for a later publish would cover the failed one
-            self._refuse(failure)
+            self._refuse(failure, is_counted=True)
         else:
             self._acked.append(seqs)
         return b""
@@ -149,8 +149,10 @@ class FiggSession(BaseSession[ClientMessage]):
 
     # Ending.
 
-    def _refuse(self, failure: BrokerError) -> None:
+    def _refuse(self, failure: BrokerError, *, is_counted: bool = False) -> None:
         """Handle no more messages, and close when the earlier publishes are acknowledged."""
+        if not is_counted:
+            self._broker.meters.refuse("figg", failure.code)
         self._inbox.clear()
         self._end(f"{failure.code}: {failure}")
 

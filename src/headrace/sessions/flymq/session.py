@@ -226,6 +226,7 @@ class FlyMqSession(BaseSession[Step]):
         try:
             await self._broker.prepare(self._who, batch.topic, batch.values)
         except BrokerError as error:
+            self._broker.meters.refuse("flymq", error.code)
             self._queue(failed(batch, error))
             return
         if not self._publishes(batch):
@@ -283,6 +284,7 @@ class FlyMqSession(BaseSession[Step]):
             handler = self._handlers.by_type.get(type(request), self._answer_access)
             self._reply(encode_reply(opcode_of(request), await handler(request), self._dialect))
         except BrokerError as error:
+            self._broker.meters.refuse("flymq", error.code)
             self._reply(encode_failure(error_reply(error), self._dialect))
         finally:
             if slots is not None:

@@ -152,6 +152,7 @@ def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged:
     except (UnknownTopic, SchemaCheckPending):
         raise
     except BrokerError as error:
+        broker.meters.refuse("flymq", error.code)
         return failed(batch, error)
     everything: Sequence[int] = range(len(batch))
     parts: list[Part] = []

@@ -117,8 +117,12 @@ class Reader:
                 self._sources.append(Source(topic, suffix, self._join(connector, topic)))
         except BrokerError as error:
             self.lost()
-            return text(error, READER_NOT_FOUND)
+            return self._text(error)
         return None
+
+    def _text(self, error: BrokerError) -> str:
+        self._broker.meters.refuse("fujin", error.code)
+        return text(error, READER_NOT_FOUND)
 
     def start(self) -> None:
         """Start pushing, if the client wants that. The client knows that it is connected."""
@@ -260,7 +264,7 @@ class Reader:
         try:
             found = None if self._is_stopped else await self._take(count)
         except BrokerError as error:
-            self._link.send(encode.answered(Reply.FETCH, message.cid, text(error, READER_NOT_FOUND)))
+            self._link.send(encode.answered(Reply.FETCH, message.cid, self._text(error)))
             return
         if found is None:
             self._link.send(encode.fetched(message.cid, None if self._auto_commit else [], []))

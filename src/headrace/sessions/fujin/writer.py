@@ -111,11 +111,11 @@ class Writer:
         except (UnknownTopic, SchemaCheckPending) as error:
             if may_create:
                 return self._create(batch, topic, self._publish)
-            self._refuse(batch, text(error, WRITER_NOT_FOUND))
+            self._refuse(batch, self._text(error))
         except InvalidRecord:
             self._publish_in_chunks(batch, topic)
         except BrokerError as error:
-            self._refuse(batch, text(error, WRITER_NOT_FOUND))
+            self._refuse(batch, self._text(error))
         else:
             self._await(batch, published)
         return None
@@ -129,7 +129,7 @@ class Writer:
                 batch.name, batch.cids[begin:end], batch.values[begin:end], None if batch.headers is None else batch.headers[begin:end]
             )
             if isinstance(outcome, BrokerError):
-                self._refuse(chunk, text(outcome, WRITER_NOT_FOUND))
+                self._refuse(chunk, self._text(outcome))
             else:
                 self._await(chunk, outcome)
 
@@ -138,7 +138,7 @@ class Writer:
         try:
             await self._broker.prepare(self._who, topic, batch.values)
         except BrokerError as error:
-            self._refuse(batch, text(error, WRITER_NOT_FOUND))
+            self._refuse(batch, self._text(error))
         else:
             then(batch, topic, may_create=False)
 
@@ -173,12 +173,16 @@ class Writer:
         await asyncio.wait([predecessor])
         self._transact(message)
 
+    def _text(self, error: BrokerError) -> str:
+        self._broker.meters.refuse("fujin", error.code)
+        return text(error, WRITER_NOT_FOUND)
+
     def _begin(self, message: Transact) -> None:
         name = None if self._key is None else self._key[1].decode(errors="backslashreplace")
         try:
             self._transaction = self._broker.begin(self._who, id=name, timeout_ms=self._settings.transaction_timeout_ms)
         except BrokerError as error:
-            self._answer(message, text(error, WRITER_NOT_FOUND))
+            self._answer(message, self._text(error))
         else:
             self._answer(message)
 
@@ -191,9 +195,9 @@ class Writer:
         except (UnknownTopic, SchemaCheckPending) as error:
             if may_create:
                 return self._create(batch, topic, self._stage)
-            self._refuse(batch, text(error, WRITER_NOT_FOUND))
+            self._refuse(batch, self._text(error))
         except BrokerError as error:
-            self._refuse(batch, text(error, WRITER_NOT_FOUND))
+            self._refuse(batch, self._text(error))
         else:
             self._reply(encode.written(batch.cids))
         return None
@@ -205,7 +209,7 @@ class Writer:
         try:
             await self._transaction.commit()
         except BrokerError as error:
-            self._answer(message, FENCED if self._is_fenced else text(error, WRITER_NOT_FOUND))
+            self._answer(message, FENCED if self._is_fenced else self._text(error))
         else:
             self._transaction = None
             self._answer(message)

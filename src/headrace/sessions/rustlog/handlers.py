@@ -61,7 +61,7 @@ class RustLogHandlers:
         try:
             return self._at_once(request)
         except BrokerError as error:
-            return _error_reply(dialect, request, error)
+            return self._failed(dialect, request, error)
 
     def _at_once(self, request: m.Request) -> m.Reply:
         match request:
@@ -90,7 +90,7 @@ class RustLogHandlers:
         """Return the reply to a staged Produce that is done."""
         error = staged.exception()
         if isinstance(error, BrokerError):
-            return self.not_produced(dialect, request, error)
+            return _error_reply(dialect, request, error)
         landed = staged.result()
         self._context.messages_produced += landed.count
         self._context.bytes_in += sum(map(len, request.records))
@@ -98,6 +98,10 @@ class RustLogHandlers:
         return m.ProduceReply(range(landed.base_offset, landed.base_offset + landed.count))
 
     def not_produced(self, dialect: Dialect, request: m.Produce, error: BrokerError) -> m.Reply:
+        return self._failed(dialect, request, error)
+
+    def _failed(self, dialect: Dialect, request: m.Request, error: BrokerError) -> m.Reply:
+        self._broker.meters.refuse("rustlog", error.code)
         return _error_reply(dialect, request, error)
 
     async def _produce_to_new_topic(self, dialect: Dialect, request: m.Produce) -> m.Reply:
@@ -107,7 +111,7 @@ class RustLogHandlers:
             staged = self.stage(request)
             await asyncio.wait((staged,))
         except BrokerError as error:
-            return _error_reply(dialect, request, error)
+            return self._failed(dialect, request, error)
         return self.produced(dialect, request, staged, started_ns)
 
     # Fetch
@@ -117,7 +121,7 @@ class RustLogHandlers:
         try:
             reply = await self._read(dialect, request)
         except BrokerError as error:
-            return _error_reply(dialect, request, error)
+            return self._failed(dialect, request, error)
         return self._fetched(reply, started_ns)
 
     def fetch_now(self, dialect: Dialect, request: m.Fetch) -> m.Reply | None:
@@ -183,7 +187,7 @@ class RustLogHandlers:
                 return m.OffsetCommitReply(False)
             return self._keep_unattached(dialect, request)
         except BrokerError as error:
-            return _error_reply(dialect, request, error)
+            return self._failed(dialect, request, error)
         self._context.unattached.forget(group, topic, partition)
         return m.OffsetCommitReply(True)
 
@@ -191,7 +195,7 @@ class RustLogHandlers:
         try:
             self._context.unattached.keep(request.group_id, request.topic, request.partition, request.offset)
         except BrokerError as error:
-            return _error_reply(dialect, request, error)
+            return self._failed(dialect, request, error)
         return m.OffsetCommitReply(True)
 
     # Topics
