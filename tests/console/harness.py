@@ -24,7 +24,7 @@ from headrace.console.app import create_app
 from headrace.console.connection import BrokerAddress
 from headrace.console.guard import hosts_of
 from headrace.console.visits import Settings
-from headrace.server.config import resolve
+from headrace.server.config import SETTINGS, resolve
 from headrace.server.wiring import Server
 
 WAIT_SECONDS = 60.0
@@ -51,7 +51,7 @@ class BrokerThread:
             "storage.path": ("test", str(self.path)),
             "storage.headroom": ("test", "0"),
             "listen.tcp": ("test", [f"127.0.0.1:{self.port}"]),
-            "listen.flight": ("test", []),
+            **{name: ("test", []) for name in ("listen.flight", "listen.quic", "listen.http") if name in SETTINGS},
         }
         if self.is_enforced:
             secret = self.path.parent / "password"
