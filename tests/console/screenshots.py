@@ -5,6 +5,7 @@ The broker is real and has topics with traffic, a group with lag, dead letters, 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -77,12 +78,17 @@ async def traffic(client: FlyMqClient, seconds: float) -> None:
     while time.monotonic() < end:
         for _ in range(dice.randrange(20, 120)):
             number += 1
-            order = {"order": number, "customer": f"customer-{number % 40}", "country": dice.choice(["DE", "FR", "NO"]), "cents": number * 7}
+            order = {
+                "order": number,
+                "customer": f"customer-{number % 40}",
+                "country": dice.choice(["DE", "FR", "NO"]),
+                "cents": number * 7,
+            }
             await client.publish("orders", json.dumps(order).encode(), key=f"customer-{number % 40}".encode())
         for partition in range(3):
             done = await client.end_offset("orders", partition=partition)
             await client.commit("orders", max(0, done - dice.randrange(50)), group="billing", partition=partition)
-        time.sleep(0.2)
+        await asyncio.sleep(0.2)
 
 
 def pipeline(folder: Path) -> str:

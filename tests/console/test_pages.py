@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from headrace.clients.flymq.client import FlyMqClient
-from tests.console.harness import WAIT_SECONDS, Browser, BrokerThread
+from tests.console.harness import WAIT_SECONDS, BrokerThread, Browser
 
 _numbers = count()
 
@@ -23,7 +23,11 @@ def topic(broker: BrokerThread) -> str:
     name = f"orders.{next(_numbers)}"
     broker.call("topic.create", topic=name, partitions=3)
     rows: list[dict[str, object]] = [
-        {"key": f"customer-{number}", "value": json.dumps({"order": number, "note": f"note {number}"}), "headers": [("trace", f"t{number}")]}
+        {
+            "key": f"customer-{number}",
+            "value": json.dumps({"order": number, "note": f"note {number}"}),
+            "headers": [("trace", f"t{number}")],
+        }
         for number in range(120)
     ]
     broker.publish(name, *rows)
@@ -321,7 +325,12 @@ def test_delayed_messages_are_listed_and_cancelled(browser: Browser, broker: Bro
 
 
 def test_schemas_are_checked_registered_compared_and_deleted(browser: Browser) -> None:
-    first = {"name": "person", "type": "json", "compatibility": "", "definition": '{"type": "object", "properties": {"a": {"type": "string"}}}'}
+    first = {
+        "name": "person",
+        "type": "json",
+        "compatibility": "",
+        "definition": '{"type": "object", "properties": {"a": {"type": "string"}}}',
+    }
     checked = browser.post("/schemas/new", {**first, "do": "check"})
     assert "Compatible" in checked.words and browser.get("/schema", name="person").status == 404
     assert "version 1" in browser.post("/schemas/new", {**first, "do": "register"}).words

@@ -62,7 +62,7 @@ class Settings:
 
 
 class Console:
-    """What all visits share."""
+    """State that all visits use."""
 
     def __init__(self, settings: Settings, trail: Trail) -> None:
         self.settings, self.trail = settings, trail
