@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.console.harness import ADMIN_PASSWORD, Browser, BrokerThread, ConsoleThread, running
+from tests.console.harness import ADMIN_PASSWORD, BrokerThread, Browser, ConsoleThread, running
 
 
 @pytest.fixture(scope="module")

@@ -20,11 +20,11 @@ import uvicorn
 
 from headrace.clients.connect import Address
 from headrace.clients.flymq.client import FlyMqClient, FlyMqOptions
-from headrace.console.app import create_app
+from headrace.console.application import create_console
 from headrace.console.connection import BrokerAddress
 from headrace.console.guard import hosts_of
 from headrace.console.visits import Settings
-from headrace.server.config import resolve
+from headrace.server.config import SETTINGS, resolve
 from headrace.server.wiring import Server
 
 WAIT_SECONDS = 60.0
@@ -51,7 +51,7 @@ class BrokerThread:
             "storage.path": ("test", str(self.path)),
             "storage.headroom": ("test", "0"),
             "listen.tcp": ("test", [f"127.0.0.1:{self.port}"]),
-            "listen.flight": ("test", []),
+            **{name: ("test", []) for name in ("listen.flight", "listen.quic", "listen.http") if name in SETTINGS},
         }
         if self.is_enforced:
             secret = self.path.parent / "password"
@@ -120,14 +120,16 @@ class BrokerThread:
 class ConsoleThread:
     """A console on a free port."""
 
-    def __init__(self, broker: BrokerThread | Address, *, root_path: str = "", is_read_only: bool = False, audit_file: Path | None = None) -> None:
+    def __init__(
+        self, broker: BrokerThread | Address, *, root_path: str = "", is_read_only: bool = False, audit_file: Path | None = None
+    ) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
         self.port = self._socket.getsockname()[1]
         self.root_path = root_path
         address = broker if isinstance(broker, Address) else broker.address
         settings = Settings(BrokerAddress(address), root_path, is_read_only, False, f"headrace_console_{self.port}")
-        app = create_app(settings, hosts=hosts_of("127.0.0.1", ["console.test"], is_loopback=True), audit_file=audit_file)
-        self._server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
+        application = create_console(settings, hosts=hosts_of("127.0.0.1", ["console.test"], is_loopback=True), audit_file=audit_file)
+        self._server = uvicorn.Server(uvicorn.Config(application, log_level="warning", access_log=False, timeout_graceful_shutdown=1))
         self._thread = threading.Thread(target=lambda: self._server.run(sockets=[self._socket]), name="console", daemon=True)
         self._thread.start()
         deadline = time.monotonic() + WAIT_SECONDS

@@ -44,6 +44,7 @@ def chromium(profile: Path) -> Chrome:
     driver = Chrome(options=options, service=Service(shutil.which("chromedriver") or ""))
     driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": WATCH})
     driver.set_window_size(1200, 900)
+    driver.set_script_timeout(300)
     return driver
 
 
@@ -153,19 +154,38 @@ PATHS = (
 )
 
 
+COLOURFUL = (
+    "/",
+    "/topic?name=orders",
+    "/message?topic=orders&partition=0&offset=1",
+    "/dead-letters/of?topic=rejected",
+    "/schema?name=object",
+)
+"""Pages that have all colours between them."""
+LAYOUTS = tuple(
+    path
+    for path in PATHS
+    if path.partition("?")[0]
+    not in ("/topic/alter", "/topic/delete", "/dead-letters", "/access/roles", "/access/keys", "/audit/console", "/schemas/new", "/delayed")
+)
+"""Pages that differ in their parts."""
+
+
 def test_every_page_satisfies_axe_in_both_themes_and_fits_360_pixels(pages: Pages) -> None:
     axe = Axe()
     wrong: list[str] = []
     pages.open("/")
-    for theme in ("light", "dark"):
+    for theme, paths in (("light", LAYOUTS), ("dark", COLOURFUL)):
         pages.driver.add_cookie({"name": "headrace_theme", "value": theme})
-        for path in PATHS:
+        for path in paths:
             pages.open(path)
             results = axe.run(pages.driver)
             wrong += [f"{theme} {path}: {one['id']} {one['nodes'][0]['html'][:160]}" for one in results["violations"]]
     pages.driver.delete_cookie("headrace_theme")
     pages.driver.set_window_size(500, 800)
-    pages.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True})
+    pages.driver.execute_cdp_cmd(
+        "Emulation.setDeviceMetricsOverride", {"width": 360, "height": 740, "deviceScaleFactor": 1, "mobile": True}
+    )
     for path in PATHS:
         pages.open(path)
         width = pages.driver.execute_script("return document.documentElement.scrollWidth")
@@ -173,7 +193,7 @@ def test_every_page_satisfies_axe_in_both_themes_and_fits_360_pixels(pages: Page
             wrong.append(f"{path}: {width} px wide")
     pages.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     pages.driver.set_window_size(1200, 900)
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
 
 
 def test_topics_are_filtered_while_one_types_and_the_address_follows(pages: Pages) -> None:
@@ -182,11 +202,11 @@ def test_topics_are_filtered_while_one_types_and_the_address_follows(pages: Page
     pages.until(lambda: [row.text for row in pages.all("#list tbody a")][:1] == ["rejected"])
     pages.until(lambda: "q=rejec" in pages.driver.current_url)
     pages.driver.refresh()
-    assert pages.find("#q").get_attribute("value") == "rejec" and "1 of" in pages.text
+    assert pages.find("#q").get_attribute("value") == "rejec" and "2 of" in pages.text
     pages.find("#list tbody a").click()
     pages.sees("Partitions", "Settings")
     pages.driver.back()
-    pages.sees("1 of")
+    pages.sees("2 of")
 
 
 def test_a_topic_is_created_and_deleted_by_keyboard(pages: Pages, broker: BrokerThread) -> None:
@@ -210,15 +230,16 @@ def test_a_message_is_opened_folded_and_published_again(pages: Pages) -> None:
     nodes[0].find_element(By.TAG_NAME, "summary").click()
     assert nodes[0].get_attribute("open") is None
     pages.press("Older")
-    pages.sees("Newest" if False else "Show")
-    assert "at=" in pages.driver.current_url and len(pages.all(".record")) == 50
+    pages.until(lambda: "at=" in pages.driver.current_url and len(pages.all(".record")) == 50)
     pages.driver.back()
+    pages.until(lambda: "at=" not in pages.driver.current_url)
+    pages.open("/messages?topic=orders&start=earliest")
     pages.find(".record summary").click()
-    pages.press("Publish again 0:99") if False else pages.all(".record details[open] .links a")[2].click()
+    pages.find(".record details[open] .links a[href*=publish]").click()
     pages.sees("Publish to orders")
     assert "order" in (pages.find("#value").get_attribute("value") or "")
     pages.fill(value='{"order": "again"}')
-    pages.press("Publish")
+    pages.find("main form button[type=submit]").click()
     pages.sees("Publish to orders: partition", '"again"', "headrace pub orders")
 
 
@@ -252,7 +273,7 @@ def test_the_live_tail_shows_new_records_pauses_and_survives_a_restart_of_the_br
 
 def test_the_overview_is_live_and_survives_a_restart_of_the_broker(pages: Pages, broker: BrokerThread) -> None:
     pages.open("/")
-    pages.sees("Needs attention", "4 dead letters of rejected", "Last hour", "billing")
+    pages.sees("Needs attention", "4 dead letters of rejected", "Last 5 minutes", "billing")
     broker.call("topic.create", topic="seen-live", partitions=1)
     count = len(broker.call("topic.list"))
     pages.until(lambda: f"Topics\n{count}\n" in pages.text)
@@ -318,12 +339,10 @@ def test_a_schema_is_checked_and_registered(pages: Pages) -> None:
     pages.sees("Not compatible")
     pages.fill(compatibility="none")
     pages.press("Check and register")
-    pages.sees("Register schema object: version 2", "Changes from version 1", '+   "required": [')
+    pages.sees("Register schema object: version 2", "Changes from version 1", '"required": [')
 
 
-def test_the_pipeline_page_draws_the_graph_and_asks_for_a_stop(
-    pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pipeline_page_draws_the_graph_and_asks_for_a_stop(pages: Pages, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from headrace.spark.pipelines.executions import Execution
     from headrace.spark.pipelines.files import load
     from headrace.spark.pipelines.progress import QueryState
@@ -349,7 +368,11 @@ def test_hostile_contents_do_nothing(pages: Pages, broker: BrokerThread) -> None
     evil = "<img/src=x/onerror=alert(1)>"
     broker.call("topic.create", topic=evil, partitions=1)
     hostile: list[dict[str, object]] = [
-        {"value": "<script>alert(1)</script><img src=x onerror=alert(1)>", "key": "<b>bold</b>", "headers": [("<i>", "<svg onload=alert(1)>")]},
+        {
+            "value": "<script>alert(1)</script><img src=x onerror=alert(1)>",
+            "key": "<b>bold</b>",
+            "headers": [("<i>", "<svg onload=alert(1)>")],
+        },
         {"value": json.dumps({"<script>alert(1)</script>": "</span><img src=x onerror=alert(1)>"}), "key": "\u202egnp.exe"},
         {"value": b"\x1b[31m\xff\xfe", "key": "k" * 60_000},
     ]
@@ -357,7 +380,12 @@ def test_hostile_contents_do_nothing(pages: Pages, broker: BrokerThread) -> None
     from urllib.parse import quote
 
     name = quote(evil)
-    for path in (f"/topic?name={name}", f"/messages?topic={name}", f"/messages?topic={name}&live=1", f"/messages?topic={name}&q=img&stream=1"):
+    for path in (
+        f"/topic?name={name}",
+        f"/messages?topic={name}",
+        f"/messages?topic={name}&live=1",
+        f"/messages?topic={name}&q=img&stream=1",
+    ):
         pages.open(path)
         for summary in pages.all(".record > details > summary"):
             summary.click()

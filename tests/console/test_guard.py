@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.console.guard import BODY_BYTES_MAX, POLICY, host_name
-from tests.console.harness import Browser, BrokerThread, ConsoleThread
+from tests.console.harness import BrokerThread, Browser, ConsoleThread
 
 
 def test_every_reply_has_the_content_security_policy(browser: Browser) -> None:

@@ -89,7 +89,7 @@ def console(
 ) -> int:
     """Start the web console.
 
-    It is an ordinary client of a broker: who logs in acts as that user. Without access rules (access.mode open) nobody logs in. It runs
+    It is an ordinary client of a broker: who logs in acts as that user. If access.mode is open, there is no login. It runs
     until SIGTERM or Ctrl-C.
     """
     host, port = listen

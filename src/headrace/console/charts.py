@@ -12,8 +12,8 @@ from headrace.console.text import cut, number, visible
 WIDTH: Final = 320
 HEIGHT: Final = 90
 _EDGE: Final = 4
-_BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 190, 44, 60, 16
-_LABEL: Final = 24
+_BOX_WIDTH, _BOX_HEIGHT, _GAP_X, _GAP_Y = 220, 44, 60, 16
+_LABEL: Final = 30
 
 
 def line_chart(points: Sequence[tuple[float, float | None]], title: str, *, span_seconds: float, now: float, unit: str = "") -> Markup:

@@ -51,7 +51,7 @@ class BrokerAddress:
 
 
 async def wait_connected(client: FlyMqClient, seconds: float = 3.0) -> None:
-    """Wait until the client is connected. A request to a broker that is away would be executed later, when nobody expects it.
+    """Wait until the client is connected. A request to a broker that is away would be executed later, unexpectedly.
 
     Raises `Unavailable`.
     """

@@ -39,25 +39,25 @@ _LOOPBACK: Final = ("localhost", "127.0.0.1", "[::1]")
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Iterable[str], root_path: str = "", is_tls: bool = False) -> None:
-        self._app, self._root_path, self._is_tls = app, root_path, is_tls
+    def __init__(self, inner: ASGIApp, *, hosts: Iterable[str], root_path: str = "", is_tls: bool = False) -> None:
+        self._inner, self._root_path, self._is_tls = inner, root_path, is_tls
         self._hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self._inner(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        refusal = self._refusal(scope["method"], headers)
-        if refusal is not None:
-            await refusal(scope, receive, self._sender(scope, send))
+        error_reply = self._error_reply(scope["method"], headers)
+        if error_reply is not None:
+            await error_reply(scope, receive, self._sender(scope, send))
             return
         path = scope["path"]
         if self._root_path and (path == self._root_path or path.startswith(f"{self._root_path}/")):
             scope = {**scope, "path": path[len(self._root_path) :] or "/"}
-        await self._app(scope, _bounded(receive), self._sender(scope, send))
+        await self._inner(scope, _bounded(receive), self._sender(scope, send))
 
-    def _refusal(self, method: str, headers: Headers) -> PlainTextResponse | None:
+    def _error_reply(self, method: str, headers: Headers) -> PlainTextResponse | None:
         host = headers.get("host", "").lower()
         if host not in self._hosts and host_name(host) not in self._hosts:
             return PlainTextResponse(f"unknown host {host[:200]!r}: start the console with --allow-host to serve this name\n", 421)

@@ -1,7 +1,7 @@
-"""Logins: who sits behind a cookie, and the connection that acts for them.
+"""Logins: the user of a cookie, and the connection that acts for that user.
 
 A user logs in with the name and password of the broker, which the console keeps only in memory, to reconnect. If the broker's access is
-open, nobody logs in, and all visitors share one connection.
+open, there is no login, and all browsers share one connection.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Account:
 
 @dataclass(slots=True)
 class Login:
-    """A visitor with a cookie."""
+    """A browser with a cookie."""
 
     id: str
     token: str

@@ -202,7 +202,14 @@ class Progress:
     scanned: int = 0
     left: int = 0
     matches: list[Record] = field(default_factory=list)
-    """Matches of the last step."""
+    """Matches of the last step, which are of one partition."""
+
+    def keep(self, count: int, *, newest_first: bool) -> None:
+        """Drop matches of the last step beyond `count`. A search that continues at `at` finds them again."""
+        if count < len(self.matches):
+            self.matches = self.matches[:count]
+            last = self.matches[-1]
+            self.at[last.partition] = last.offset if newest_first else last.offset + 1
 
     @property
     def is_over(self) -> bool:

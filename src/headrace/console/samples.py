@@ -15,10 +15,11 @@ from headrace.console.connection import REQUEST_SECONDS, status_of
 from headrace.errors import HeadraceError
 
 SPAN_SECONDS: Final = 3600.0
-INTERVAL_SECONDS: Final = 10.0
+_SPAN_SECONDS_MIN: Final = 300.0
+INTERVAL_SECONDS: Final = 5.0
 _SLOWER_ABOVE_TOPICS: Final = 2_000
 _SLOWER: Final = 6
-"""With many topics, their offsets are sampled with every sixth sample only."""
+"""With many topics, their counters are sampled with every sixth sample only."""
 FRESH_SECONDS: Final = 3.0
 """Age up to which the list of topics is not requested again while one types."""
 
@@ -115,6 +116,12 @@ class Samples:
         self.list = TopicList(now, topics, published, rates)
         if not self._before.at:
             self._before = self.list
+
+    @property
+    def span_seconds(self) -> float:
+        """Time that the charts show: an hour, or less while there are samples of a shorter time only."""
+        oldest = next((sample.at for sample in self.ring if sample is not None), self._clock())
+        return min(SPAN_SECONDS, max(_SPAN_SECONDS_MIN, self._clock() - oldest))
 
     def series(self, value: Callable[[Sample], float | None]) -> list[tuple[float, float | None]]:
         """Return (time, value) of all samples."""

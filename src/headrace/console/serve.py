@@ -10,7 +10,7 @@ from typing import Final
 
 import uvicorn
 
-from headrace.console.app import create_app
+from headrace.console.application import create_console
 from headrace.console.connection import BrokerAddress
 from headrace.console.guard import hosts_of
 from headrace.console.visits import Settings
@@ -48,9 +48,9 @@ def serve(
     port = opened.getsockname()[1]
     # Browsers do not separate cookies by port, so the name does.
     settings = Settings(broker, root_path, is_read_only, is_tls, f"headrace_console_{port}")
-    app = create_app(settings, hosts=hosts_of(listener.host, hosts, is_loopback=listener.is_loopback), audit_file=audit_file)
+    application = create_console(settings, hosts=hosts_of(listener.host, hosts, is_loopback=listener.is_loopback), audit_file=audit_file)
     config = uvicorn.Config(
-        app,
+        application,
         log_level="warning",
         access_log=False,
         server_header=False,

@@ -62,7 +62,7 @@ class Settings:
 
 
 class Console:
-    """What all visits share."""
+    """State that all visits use."""
 
     def __init__(self, settings: Settings, trail: Trail) -> None:
         self.settings, self.trail = settings, trail
@@ -231,7 +231,9 @@ class Visit:
                 async for event in events(client):
                     yield event
             except (HeadraceError, TimeoutError) as failure:
-                yield event_of("trouble", message_of(failure))
+                # The browser tries again by itself, which helps only if the broker was away.
+                is_away = status_of_error(failure) == HTTPStatus.SERVICE_UNAVAILABLE
+                yield event_of("trouble" if is_away else "refused", message_of(failure))
             finally:
                 account.streams -= 1
                 if client is not None:

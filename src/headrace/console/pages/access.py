@@ -268,11 +268,11 @@ async def keys(visit: Visit) -> Response:
 
             await visit.act(f"Create a key of {owner}", visit.command("key", "create", owner, *words), work())
 
-        def ending(operation: str, verb: str) -> Callable[[Form], Awaitable[None]]:
+        def ending(operation: str, word: str) -> Callable[[Form], Awaitable[None]]:
             async def end(form: Form) -> None:
                 id = form["id"]
                 command = visit.command("key", operation, id, "--yes")
-                await visit.act(f"{verb} key {id}", command, visit.client.manage(f"key.{operation}", id=id))
+                await visit.act(f"{word} key {id}", command, visit.client.manage(f"key.{operation}", id=id))
 
             return end
 

@@ -34,7 +34,7 @@ def _target(console: Console, wanted: str) -> str:
 
 async def log_in(request: Request) -> Response:
     """Show the login form, and log in. The form has no token because there is no login yet: the origin is checked instead."""
-    console: Console = request.app.state.console
+    console: Console = request.state.console
     wanted = request.query_params.get("to", "/")
     try:
         if await console.logins.is_open():
@@ -69,7 +69,7 @@ async def log_out(visit: Visit) -> Response:
 
 async def theme(request: Request) -> Response:
     """Set the theme cookie and return to the page. Needs no token: it changes colours only."""
-    console: Console = request.app.state.console
+    console: Console = request.state.console
     form = await read_form(request)
     chosen = form["theme"] if form["theme"] in THEMES else "auto"
     response = RedirectResponse(_target(console, form.get("to", "/")), 303)

@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from headrace.console.charts import line_chart
 from headrace.console.reading import parse_positions, parse_time
-from headrace.console.samples import SPAN_SECONDS
 from headrace.console.text import moment
 from headrace.console.visits import BadForm, Visit
 from headrace.errors import HeadraceError, UnknownPartition
@@ -44,7 +43,7 @@ async def group(visit: Visit) -> Response:
     lags = await visit.call("group.lag", group=name)
     members = await visit.call("group.members", group=name)
     samples = visit.login.account.samples
-    chart = line_chart(samples.lag_of(name), "Lag", span_seconds=SPAN_SECONDS, now=time.time(), unit=" records")
+    chart = line_chart(samples.lag_of(name), "Lag", span_seconds=samples.span_seconds, now=time.time(), unit=" records")
     return visit.show(
         "group.html",
         name=name,

@@ -184,6 +184,7 @@ async def _searched(client: FlyMqClient, choice: Choice, bounds: dict[int, Bound
     wanted = Wanted(choice.text, choice.places)
     steps = search(client, choice.topic, bounds, at, wanted, newest_first=choice.is_newest_first)
     async for progress in steps:
+        progress.keep(choice.limit - len(found), newest_first=choice.is_newest_first)
         found += progress.matches
         if len(found) >= choice.limit or time.monotonic() > deadline or progress.scanned >= _SCAN_RECORDS_MAX:
             break
@@ -202,7 +203,8 @@ async def search_stream(visit: Visit) -> Response:
         found, shown_at = 0, 0.0
         wanted = Wanted(choice.text, choice.places)
         async for progress in search(client, choice.topic, bounds, at, wanted, newest_first=choice.is_newest_first):
-            for record in progress.matches[: choice.limit - found]:
+            progress.keep(choice.limit - found, newest_first=choice.is_newest_first)
+            for record in progress.matches:
                 found += 1
                 yield event_of("row", visit.part("_record.html", row=_row(record, choice.format, decode), choice=choice))
             is_enough = found >= choice.limit or progress.scanned >= _SCAN_RECORDS_MAX
@@ -210,9 +212,10 @@ async def search_stream(visit: Visit) -> Response:
                 shown_at = time.monotonic()
                 counts = {"scanned": progress.scanned, "left": progress.left, "found": found}
                 yield event_of("progress", json.dumps(counts))
-            if is_enough or progress.is_over:
+            is_over = progress.is_over and not is_enough
+            if is_enough or is_over:
                 query = choice.query(at=format_positions(progress.at), stream=1)
-                more = visit.part("_more.html", query=query, is_last=progress.is_over)
+                more = visit.part("_more.html", query=query, is_last=is_over)
                 yield event_of("done", more)
                 return
 

@@ -12,10 +12,10 @@ from starlette.responses import Response
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.console.charts import line_chart
 from headrace.console.connection import status_of
-from headrace.console.samples import SPAN_SECONDS, Samples
+from headrace.console.samples import Samples
 from headrace.console.text import number
 from headrace.console.visits import Visit, event_of
-from headrace.errors import HeadraceError
+from headrace.errors import Unavailable
 
 LIVE_SECONDS: Final = 2.0
 _LAG_GROWS_SECONDS: Final = 300.0
@@ -34,7 +34,8 @@ class Warning(NamedTuple):
 def warnings_of(status: dict[str, Any], samples: Samples) -> list[Warning]:
     """Return what needs attention, the most urgent first."""
     found: list[Warning] = []
-    found += [Warning(one["text"], one["advice"]) for one in status["warnings"]]
+    # Those about dead letters are below, each with its topic.
+    found += [Warning(one["text"], one["advice"]) for one in status["warnings"] if one["name"] != "dead_letters"]
     for row in sorted(status["dead_letters"], key=lambda row: -row["waiting"])[:_SHOWN_MAX]:
         text = f"{row['waiting']:,} dead letter{'' if row['waiting'] == 1 else 's'} of {row['topic']}"
         found.append(Warning(text, "Look at their reasons, then replay or purge them.", "/dead-letters/of", {"topic": row["topic"]}))
@@ -61,7 +62,7 @@ def charts_of(samples: Samples) -> list[object]:
     now = time.time()
 
     def chart(points: list[tuple[float, float | None]], title: str, unit: str = "") -> object:
-        return line_chart(points, title, span_seconds=SPAN_SECONDS, now=now, unit=unit)
+        return line_chart(points, title, span_seconds=samples.span_seconds, now=now, unit=unit)
 
     charts = [
         chart(samples.rate("published_records"), "Published", " records/s"),
@@ -95,6 +96,7 @@ def _facts(visit: Visit, status: dict[str, Any]) -> dict[str, Any]:
         "status": status,
         "warnings": warnings_of(status, samples),
         "charts": charts_of(samples),
+        "minutes": round(samples.span_seconds / 60),
         "groups": groups,
         "command": visit.command("status"),
         "number": number,
@@ -116,6 +118,6 @@ async def live(visit: Visit) -> Response:
             yield event_of("replace", visit.part("_overview.html", **_facts(visit, await status_of(client))))
             await asyncio.sleep(LIVE_SECONDS)
             if not client.is_connected:
-                raise HeadraceError("the broker does not answer")
+                raise Unavailable("the broker does not answer; the page continues by itself as soon as it is back")
 
     return visit.stream(events)

@@ -78,7 +78,6 @@ def picture_of(found: dict[str, Any]) -> Markup | None:
     tables = found.get("graph") or {}
     if not tables:
         return None
-    queries = {query["name"]: query for query in found["queries"]}
     sources = [{"id": f"table:{one['name']}", "title": one["name"], "text": one["text"], "kind": "source"} for one in tables["sources"]]
     depths: dict[str, int] = {one["name"]: 0 for one in tables["sources"]}
     columns: list[list[dict[str, str]]] = [sources]
@@ -88,11 +87,7 @@ def picture_of(found: dict[str, Any]) -> Markup | None:
         while len(columns) <= depth:
             columns.append([])
         columns[depth].append({"id": f"table:{step['name']}", "title": step["name"], "text": step["text"], "kind": "step"})
-    sinks = []
-    for sink in tables["sinks"]:
-        query = queries.get(sink["name"])
-        text = sink["text"] if query is None else f"{sink['text']} · {query['processing_rate']:,.0f}/s"
-        sinks.append({"id": f"sink:{sink['name']}", "title": sink["name"], "text": text, "kind": "sink"})
+    sinks = [{"id": f"sink:{one['name']}", "title": one["name"], "text": one["text"], "kind": "sink"} for one in tables["sinks"]]
     edges = [(f"table:{name}", f"table:{step['name']}") for step in tables["steps"] for name in step["inputs"]]
     edges += [(f"table:{sink['from']}", f"sink:{sink['name']}") for sink in tables["sinks"]]
     return graph([*columns, sinks], edges)

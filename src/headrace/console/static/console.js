@@ -11,9 +11,16 @@ const trouble = (text) => {
 // A stream that the browser opens again by itself. `handlers` are called with the data of each event.
 const follow = (address, handlers) => {
   const source = new EventSource(address);
-  source.addEventListener("open", () => trouble(""));
-  source.addEventListener("error", () => trouble("The connection is lost. The page continues by itself as soon as it is back."));
+  source.addEventListener("error", () => {
+    if (document.getElementById("trouble").hidden) trouble("The connection is lost. The page continues by itself as soon as it is back.");
+  });
   source.addEventListener("trouble", (event) => trouble(event.data));
+  source.addEventListener("refused", (event) => {
+    source.close();
+    trouble(event.data);
+    const progress = document.getElementById("progress");
+    if (progress) progress.textContent = "Refused";
+  });
   for (const [name, handle] of Object.entries(handlers)) {
     source.addEventListener(name, (event) => {
       trouble("");
@@ -101,10 +108,6 @@ if (records && records.dataset.search) {
     done: (html) => {
       document.getElementById("more").replaceChildren(fragment(html));
       end("Finished");
-    },
-    trouble: (text) => {
-      trouble(text);
-      end("Failed");
     },
   });
   const end = (word) => {

@@ -1,4 +1,4 @@
-"""The console as an ASGI application: every address and the page behind it."""
+"""The console as an ASGI application: every address with its page."""
 
 from __future__ import annotations
 
@@ -84,19 +84,16 @@ PAGES: Final[tuple[tuple[str, Page, str], ...]] = (
 )
 
 
-def create_app(settings: Settings, *, hosts: Iterable[str], audit_file: Path | None = None) -> ASGIApp:
+def create_console(settings: Settings, *, hosts: Iterable[str], audit_file: Path | None = None) -> ASGIApp:
     """Return the application. `hosts` are the names under which it may be called."""
     trail = Trail(audit_file)
-    made: list[Console] = []
 
     @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+    async def lifespan(application: Starlette) -> AsyncIterator[dict[str, Console]]:
         # The connections belong to the event loop that serves.
         console = Console(settings, trail)
-        app.state.console = console
-        made.append(console)
         try:
-            yield
+            yield {"console": console}
         finally:
             await console.logins.close()
             trail.close()
@@ -107,13 +104,13 @@ def create_app(settings: Settings, *, hosts: Iterable[str], audit_file: Path | N
         *(Route(path, _endpoint(page), methods=methods.split()) for path, page, methods in PAGES),
         Mount("/static", StaticFiles(directory=_STATIC), name="static"),
     ]
-    app = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _not_found})
-    return Guard(app, hosts=hosts, root_path=settings.root_path, is_tls=settings.is_tls)
+    application = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _not_found})
+    return Guard(application, hosts=hosts, root_path=settings.root_path, is_tls=settings.is_tls)
 
 
 def _endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
-        console: Console = request.app.state.console
+        console: Console = request.state.console
         login, is_new = None, False
         try:
             login = console.logins.find(request.cookies.get(console.settings.cookie, ""))
@@ -151,7 +148,7 @@ def _again(console: Console) -> Response:
 
 
 async def _not_found(request: Request, failure: Exception) -> Response:
-    console: Console = request.app.state.console
+    console: Console = request.state.console
     assert isinstance(failure, HTTPException)
     home = link(console.settings.root_path, "/")
     text = "There is no such page." if failure.status_code == 404 else failure.detail
@@ -160,4 +157,4 @@ async def _not_found(request: Request, failure: Exception) -> Response:
     )
 
 
-__all__ = ["Login", "create_app"]
+__all__ = ["Login", "create_console"]
