@@ -79,8 +79,8 @@ assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
 _COVERED = struct.Struct("<IHHIIQIIqq12sI")
 assert _COVERED.size == HEADER_BYTES - 8, "the checksum covers the rest of the header"
 _U32 = struct.Struct("<I")
-_SINGLE = struct.Struct("<II")
-"""The offsets array of one record."""
+_SINGLE = struct.Struct("<IHHIIQIIqq12sIII")
+assert _SINGLE.size == _COVERED.size + 8, "the covered part of the header, and the offsets array of one record"
 _NO_NONCE: Final = bytes(NONCE_BYTES)
 _PARTS_FROM_BYTES: Final = 64 * KIB
 """From this size on, the parts of a batch are written separately: copying them costs more than a few entries of a write vector."""
@@ -506,7 +506,7 @@ def build(
     else:
         if not (compress or keyring or deltas or batch.keys or batch.headers or batch.timestamps or batch.expiries):
             try:
-                return _build_plain(log, base_offset, batch.values, now, marked)  # type: ignore[arg-type]  # a tombstone raises TypeError
+                return build_plain(log, base_offset, batch.values, now, marked)  # type: ignore[arg-type]  # a tombstone raises TypeError
             except TypeError:
                 pass
         flags, low, high = _put_lists(columns, batch, now)
@@ -544,15 +544,25 @@ def seal_columns(
     return header, _seal(header, [*columns, padding], keyring)
 
 
-def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int, flags: int) -> Built:
-    """Build a batch of values only. This is the fast path: a flush to a thousand partitions builds a thousand of these."""
-    content = b"".join(values)
-    count, padding = len(values), _PADDING[len(content) % ALIGN]
+def build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int, flags: int = 0) -> Built:
+    """Build a batch of values only. This is the fast path: a flush to a thousand partitions builds a thousand of these. A tombstone
+    raises `TypeError`."""
+    count = len(values)
     if count == 1:
-        ends = _SINGLE.pack(0, len(content))
-    else:
-        ends = array("I", accumulate(map(len, values), initial=0)).tobytes()
-        ends += _PADDING[len(ends) % ALIGN]
+        content = values[0]
+        length = len(content)
+        raw_size = 8 + length + -length % ALIGN
+        size = HEADER_BYTES + raw_size
+        if size < _PARTS_FROM_BYTES:
+            front = _SINGLE.pack(size, VERSION, flags, log, 1, base_offset, 1, raw_size, now, now, _NO_NONCE, 0, 0, length)
+            front = b"".join((front, content, _PADDING[length % ALIGN]))
+            crc = crc32c(front)
+            header = BatchHeader(crc, size, flags, log, 1, base_offset, 1, raw_size, now, now, _NO_NONCE)
+            return header, (b"".join((MAGIC, _U32.pack(crc), front)),)
+    content = b"".join(values)
+    padding = _PADDING[len(content) % ALIGN]
+    ends = array("I", accumulate(map(len, values), initial=0)).tobytes()
+    ends += _PADDING[len(ends) % ALIGN]
     raw_size = len(ends) + len(content) + len(padding)
     size = HEADER_BYTES + raw_size
     assert size <= BATCH_BYTES_MAX

@@ -27,8 +27,8 @@ from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
 from headrace.histogram import BYTES, Histogram
 from headrace.limits import BATCH_BYTES_TARGET, LARGE_APPEND_BYTES, MIB, OPENED_BATCHES_BYTES_MAX
 from headrace.records import Ack, AnyBatch, Appended, AppendedEach, Bounds, ColumnBatch, RecordBatch
-from headrace.storage.batch import Built, StoredBatch, build
-from headrace.storage.batching import chunked
+from headrace.storage.batch import Built, StoredBatch, build, build_plain
+from headrace.storage.batching import chunked, plain_values
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import DISK_FULL_ERRNOS, Files, is_exhausted
 from headrace.storage.health import Health
@@ -384,17 +384,19 @@ class Store:
                 record_batch = record_batch if isinstance(record_batch, (RecordBatch, ColumnBatch)) else record_batch(placed)
             except BrokerError as error:
                 return error
-            base = ends.get(log, partition.next)
-            ends[log] = base + len(record_batch)
-            placed.append(Appended(base, len(record_batch), now if record_batch.timestamps is None else record_batch.timestamps[0]))
+            base, count = ends.get(log, partition.next), len(record_batch.values)
+            ends[log] = base + count
+            placed.append(Appended(base, count, now if record_batch.timestamps is None else record_batch.timestamps[0]))
             taken.append((log, partition, record_batch))
         for log, partition, record_batch in taken:
             ahead = pending.get(log)
             if ahead is None:
-                ahead = pending[log] = Pending(partition, partition.next)
-            ahead.batches.append(record_batch)
-            ahead.singles = None
-            partition.next += len(record_batch)
+                pending[log] = Pending(partition, partition.next, [record_batch])
+            else:
+                ahead.batches.append(record_batch)
+                ahead.singles = None
+        for log, end in ends.items():
+            self.partitions[log].next = end
         return placed
 
     def _place_each(self, item: StagedEach, pending: dict[int, Pending], now: int) -> AppendedEach:
@@ -494,6 +496,9 @@ class Store:
         batches: list[Built] = []
         partition, offset = pending.partition, pending.base_offset
         compress, keyring = partition.options.compress, partition.keyring
+        if len(pending.batches) == 1 and not compress and keyring is None and (values := plain_values(pending.batches[0], small=small)):
+            assert offset + len(values) == partition.next, "every record has its assigned offset"
+            return [build_plain(partition.id, offset, values, now)]
         for part in chunked(pending.batches, now, small=small):
             batches.append(build(partition.id, offset, part, now=now, compress=compress, keyring=keyring, referenced=pending.is_large))
             offset += len(part.values)
