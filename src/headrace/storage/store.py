@@ -496,7 +496,8 @@ class Store:
         batches: list[Built] = []
         partition, offset = pending.partition, pending.base_offset
         compress, keyring = partition.options.compress, partition.keyring
-        if len(pending.batches) == 1 and not compress and keyring is None and (values := plain_values(pending.batches[0], small=small)):
+        is_plain = len(pending.batches) == 1 and not (compress or keyring or pending.is_large)
+        if is_plain and (values := plain_values(pending.batches[0], small=small)):
             assert offset + len(values) == partition.next, "every record has its assigned offset"
             return [build_plain(partition.id, offset, values, now)]
         for part in chunked(pending.batches, now, small=small):
