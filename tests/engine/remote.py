@@ -13,7 +13,20 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from headrace.engine.catalog import check_batch
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Capabilities, Health, OffsetStore, Topic, TopicConfig, Write
+from headrace.engine.contract import (
+    Ack,
+    Appended,
+    AppendedEach,
+    Batch,
+    Bounds,
+    Capabilities,
+    Health,
+    OffsetStore,
+    Topic,
+    TopicConfig,
+    Write,
+)
+from headrace.engine.each import append_by_partition
 from headrace.engine.memory import MemoryEngine
 from headrace.errors import OutcomeUnknown, Unavailable
 from headrace.records import ColumnBatch, RecordBatch
@@ -46,7 +59,7 @@ class RemoteEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self.inner.capabilities, cheap_atomic_append=False)
+        return replace(self.inner.capabilities, cheap_atomic_append=False, reads_in_memory=False)
 
     @property
     def health(self) -> Health:
@@ -163,6 +176,16 @@ class RemoteEngine:
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
         await self._travel()
         return await self.inner.read(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
+
+    def append_each(
+        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[AppendedEach]:
+        for topic, partition in set(places):
+            self.inner.bounds(topic, partition)
+        return append_by_partition(self.append, places, values, keys)
+
+    def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch] | None:
+        return None
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         return self.inner.bounds(topic, partition)

@@ -221,6 +221,7 @@ async def test_a_partition_says_what_it_takes(subject: Subject) -> None:
         subject.engine.size_bytes("nowhere", 0)
 
 
+@pytest.mark.needs("reads_in_memory")
 async def test_a_read_from_memory_gives_what_a_read_gives(subject: Subject) -> None:
     await subject.topic()
     for number in range(5):

@@ -130,6 +130,8 @@ class Capabilities:
     """A column batch is read back as one batch. Otherwise batches are joined and divided as the log likes."""
     any_topic_name: bool = True
     """Every name that the broker accepts is possible. Otherwise `create_topic` raises `InvalidTopicName` for some."""
+    reads_in_memory: bool = True
+    """`read_now` finds recent records. Otherwise it always returns None."""
     placement: Placement = Placement.FNV1A
 
 

@@ -86,6 +86,7 @@ class KafkaEngine:
         keeps_batches=False,
         any_topic_name=False,
         placement=Placement.MURMUR2,
+        reads_in_memory=False,
     )
 
     def __init__(self, settings: KafkaSettings, *, clock: Callable[[], int]) -> None:
@@ -402,6 +403,8 @@ class KafkaEngine:
     def append_each(
         self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
     ) -> asyncio.Future[AppendedEach]:
+        for topic, partition in set(places):
+            self.bounds(topic, partition)  # raises for a place that does not exist
         return append_by_partition(self.append, places, values, keys)
 
     def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch] | None:
