@@ -59,7 +59,7 @@ class RemoteEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        return replace(self.inner.capabilities, cheap_atomic_append=False, reads_in_memory=False)
+        return replace(self.inner.capabilities, cheap_atomic_append=False)
 
     @property
     def health(self) -> Health:
@@ -185,7 +185,8 @@ class RemoteEngine:
         return append_by_partition(self.append, places, values, keys)
 
     def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch] | None:
-        return None
+        found = self.inner.read_now(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)  # cached on this side
+        return None if found is None else list(found)
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         return self.inner.bounds(topic, partition)
