@@ -24,7 +24,7 @@ from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.cluster import Node
 from headrace.sessions.flymq.errors import error_reply, not_understood
 from headrace.sessions.flymq.handlers import Handlers
-from headrace.sessions.flymq.staging import Staged, failed, stage
+from headrace.sessions.flymq.staging import Staged, StagedRecord, failed, stage
 from headrace.sessions.flymq.transactions import Committing
 from headrace.sessions.session import BaseSession
 from headrace.sessions.turns import Turns
@@ -184,7 +184,7 @@ class FlyMqSession(BaseSession[Step]):
 
     # Records.
 
-    def _queue(self, staged: Staged | Committing | bytes) -> None:
+    def _queue(self, staged: Staged | StagedRecord | Committing | bytes) -> None:
         """Queue the reply."""
         if isinstance(staged, bytes):
             self._reply(staged)
