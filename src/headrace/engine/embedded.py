@@ -59,7 +59,6 @@ _BATCH_COST_BYTES: Final = 8 * 1024
 """Cost of a batch of any size in that sum."""
 _CATALOG_READ_BYTES: Final = 1024 * 1024
 _T = TypeVar("_T")
-_STRENGTH: Final = {Ack.NONE: 0, Ack.WRITTEN: 1, Ack.DURABLE: 2}
 
 
 def _checked(build: LateBatch) -> LateBatch:
@@ -306,10 +305,11 @@ class EmbeddedEngine:
             else:
                 batch = _checked(batch)
             appends.append((entry.logs[write.partition], batch))
-            if strongest is not Ack.DURABLE:
-                strongest = max(strongest, entry.topic.config.ack, key=_STRENGTH.__getitem__)
+            topic_ack = entry.topic.config.ack
+            if topic_ack is Ack.DURABLE or strongest is Ack.NONE:
+                strongest = topic_ack
             # User records, and data that is not durable, must not use the space reserved for internal tables.
-            reserve = reserve and entry.topic.internal and entry.topic.config.ack is Ack.DURABLE
+            reserve = reserve and entry.topic.internal and topic_ack is Ack.DURABLE
         future = self._future()
         self._stage(appends, strongest if ack is None else ack, future, size_bytes=size_bytes, reserve=reserve, urgent=urgent)
         return future

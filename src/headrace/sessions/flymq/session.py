@@ -25,7 +25,7 @@ from headrace.sessions.flymq.cluster import Node
 from headrace.sessions.flymq.delayed import StagedReplies, batch_of, stage_commits, stage_delayed
 from headrace.sessions.flymq.errors import error_reply, not_understood
 from headrace.sessions.flymq.handlers import Handlers
-from headrace.sessions.flymq.staging import Staged, StagedMany, failed, stage, stage_many
+from headrace.sessions.flymq.staging import Staged, StagedMany, StagedRecord, failed, stage, stage_many
 from headrace.sessions.flymq.transactions import Committing
 from headrace.sessions.session import BaseSession
 from headrace.sessions.turns import Turns
@@ -205,7 +205,7 @@ class FlyMqSession(BaseSession[Step]):
 
     # Records.
 
-    def _queue(self, staged: Staged | StagedMany | StagedReplies | Committing | bytes) -> None:
+    def _queue(self, staged: Staged | StagedMany | StagedRecord | StagedReplies | Committing | bytes) -> None:
         """Queue the reply."""
         if isinstance(staged, bytes):
             self._reply(staged)

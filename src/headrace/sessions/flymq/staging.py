@@ -15,7 +15,7 @@ from typing import Any, Final
 from headrace.broker import Broker, Principal, Published, PublishedEach
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRecord, InvalidRequest, LimitExceeded, RecordTooLarge, UnknownTopic
-from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
+from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX, KIB
 from headrace.records import NEVER, RecordBatch
 from headrace.sessions.chunks import publish_in_chunks
 from headrace.sessions.flymq.errors import error_reply, publish_error_reply
@@ -24,6 +24,7 @@ from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.many import encode_metadata_each
 from headrace.wire.flymq.messages import AUTO, ProduceBatch, ProduceMany, RecordMetadataBatch
+from headrace.wire.flymq.produce import encode_metadata
 
 TTL_MS_MAX: Final = 1 << 53
 """Upper bound of a duration. Its sum with a time fits 64 bits."""
@@ -88,6 +89,29 @@ class Staged:
         return b"".join([failed.get(index) or frames[index * size : (index + 1) * size] for index in range(count)])
 
 
+class StagedRecord:
+    """A single record in flight."""
+
+    __slots__ = ("_key_size", "_topic", "_value_size", "outcome", "size_bytes")
+
+    def __init__(self, batch: ProduceBatch, outcome: asyncio.Future[Published]) -> None:
+        key = batch.keys[0] if batch.keys is not None else None
+        self._topic = batch.topic
+        self._value_size = len(batch.values[0])
+        self._key_size = len(key) if key else AUTO
+        self.outcome = outcome
+        self.size_bytes = self._value_size + (len(key) if key else 0) + IN_FLIGHT_OVERHEAD_BYTES
+
+    def reply(self, dialect: Dialect) -> bytes:
+        outcome = _resolved(self.outcome)
+        if isinstance(outcome, BrokerError):
+            return encode_failure(publish_error_reply(outcome), dialect)
+        partition, offset = outcome.placement(0)
+        return encode_metadata(
+            RecordMetadataBatch(self._topic, (partition,), (offset,), (outcome.timestamp,), (self._key_size,), (self._value_size,))
+        )
+
+
 class StagedMany:
     """Records for many topics in flight."""
 
@@ -145,8 +169,17 @@ def columns(published: Published) -> tuple[list[int], list[int], list[int]]:
     return [place for place, _ in published.placements], [offset for _, offset in published.placements], timestamps
 
 
-def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged:
+def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged | StagedRecord:
     """Publish the batch. Raises `UnknownTopic` and `SchemaCheckPending`, in which case nothing was staged."""
+    if len(batch.values) == 1 and batch.ttls is None and len(batch.values[0]) <= KIB:
+        partition = None if batch.partitions is None or batch.partitions[0] == AUTO else batch.partitions[0]
+        try:
+            return StagedRecord(batch, broker.publish(who, batch.topic, RecordBatch(batch.values, batch.keys), partition=partition))
+        except (UnknownTopic, SchemaCheckPending):
+            raise
+        except BrokerError as error:
+            broker.meters.refuse("flymq", error.code)
+            return failed(batch, error)
     try:
         broker.check_ready(who, batch.topic, batch.values)
     except (UnknownTopic, SchemaCheckPending):
