@@ -34,8 +34,8 @@ TRANSACTION_TARGETS: Final = {100: Target(at_least=0.7), 1: Target(at_least=0.2)
 """By records of a transaction."""
 _DELAY_MS: Final = 3_600_000
 _GROUP: Final = "bench"
-_OPEN: Final = 40
-"""Transactions that are begun together. Twice as many are open; a connection may have 100."""
+_OPEN: Final = 24
+"""Transactions that are begun together. Up to four groups are open; a connection may have 100."""
 _ID: Final = "\0" * 20
 """Stands for the id of a transaction in prebuilt frames. Most ids have this length."""
 
@@ -170,7 +170,7 @@ def _load(sock: socket.socket, requests: list[bytes]) -> Load:
 class TransactionMeter:
     """Begins transactions in groups, publishes and commits the records of each, and counts the records of committed transactions.
 
-    The next group is begun together with the requests of the one before, so that the broker always has requests.
+    The next group is begun before the requests of this one, so that the broker always has requests.
     """
 
     def __init__(self, topic: str, transactions: Iterable[Sequence[bytes]]) -> None:
@@ -188,7 +188,7 @@ class TransactionMeter:
 
     def feed(self, received: bytearray, size: int) -> bytes:
         self._held += memoryview(received)[:size]
-        held, at, requests = bytes(self._held), self._skipped, list[bytes]()
+        held, at, begins, requests = bytes(self._held), self._skipped, list[bytes](), list[bytes]()
         while len(held) - at >= HEADER_BYTES:
             end = at + HEADER_BYTES + payload_bytes(held[at : at + HEADER_BYTES])
             opcode = held[at + 2]
@@ -201,14 +201,17 @@ class TransactionMeter:
             if opcode == Opcode.TXN_COMMIT:
                 self.count += self._records.popleft()
             else:
-                requests += self._begin(decode_reply(ReplyFrame(opcode, held[at + HEADER_BYTES : end])))
+                requests += self._requests(decode_reply(ReplyFrame(opcode, held[at + HEADER_BYTES : end])))
+                if self._begun % _OPEN == 0 and len(self._waiting) > _OPEN:
+                    # Before the requests of this group: their replies do not wait for its commits.
+                    begins.append(self.begins)
             at = end
         self._skipped = max(0, at - len(held))
         del self._held[:at]
-        return b"".join(requests)
+        return b"".join((*begins, *requests))
 
-    def _begin(self, reply: Reply) -> Iterator[bytes]:
-        """Return the requests of the next transaction, and those that begin the next group."""
+    def _requests(self, reply: Reply) -> Iterator[bytes]:
+        """Return the requests of the next transaction, which has just begun."""
         if not isinstance(reply, TxnBegun):
             raise BenchFailed(f"flymq: expected a reply to TXN_BEGIN, got {reply}")
         self._begun += 1
@@ -218,8 +221,6 @@ class TransactionMeter:
             id = reply.transaction
             # The lengths in the frames stay true if the id has the expected one.
             yield requests.replace(_ID.encode(), id.encode()) if len(id) == len(_ID) else _requests(id, self._topic, values)
-        if self._begun % _OPEN == 0 and len(self._waiting) > _OPEN:
-            yield self.begins
 
 
 def _requests(id: str, topic: str, values: Sequence[bytes]) -> bytes:

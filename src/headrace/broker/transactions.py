@@ -126,6 +126,7 @@ class Transaction:
         placings, answer = self._placings, asyncio.get_running_loop().create_future()
         staged = self._transactions.append(placings, self._commits)
         self._state = _State.COMMITTING
+        self._transactions.committing(self)
         if staged is None:
             self._end(_State.COMMITTED)
             answer.set_result([])
@@ -174,7 +175,9 @@ class Transaction:
         if state is _State.OPEN and self._is_overdue:
             state = _State.TIMED_OUT
         self._state = state
-        if state is not _State.OPEN:
+        if state is _State.OPEN:
+            self._transactions.reopened(self)
+        else:
             self._placings, self._commits = [], []
             self._transactions.ended(self)
 
@@ -248,6 +251,13 @@ class Transactions:
         if commits:
             self.groups.follow(staged, commits)
         return staged
+
+    def committing(self, transaction: Transaction) -> None:
+        """Do not count it as open: whoever waits for the commit bounds the number of these."""
+        self._open.discard(transaction)
+
+    def reopened(self, transaction: Transaction) -> None:
+        self._open.add(transaction)
 
     def ended(self, transaction: Transaction) -> None:
         if transaction.timer is not None:

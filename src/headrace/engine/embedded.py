@@ -295,8 +295,16 @@ class EmbeddedEngine:
     def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
         appends: list[tuple[int, AnyBatch | LateBatch]] = []
         size_bytes, strongest, reserve = 0, Ack.NONE, True
+        entry: Entry | None = None
         for write in writes:
-            entry, batch = self._entry(write.topic), write.batch
+            batch = write.batch
+            if entry is None or entry.topic.name != write.topic:
+                entry = self._entry(write.topic)
+                topic_ack = entry.topic.config.ack
+                if topic_ack is Ack.DURABLE or strongest is Ack.NONE:
+                    strongest = topic_ack
+                # User records, and data that is not durable, must not use the space reserved for internal tables.
+                reserve = reserve and entry.topic.internal and topic_ack is Ack.DURABLE
             if not 0 <= write.partition < len(entry.logs):
                 raise UnknownPartition(write.topic, write.partition)
             if isinstance(batch, (RecordBatch, ColumnBatch)):
@@ -305,11 +313,6 @@ class EmbeddedEngine:
             else:
                 batch = _checked(batch)
             appends.append((entry.logs[write.partition], batch))
-            topic_ack = entry.topic.config.ack
-            if topic_ack is Ack.DURABLE or strongest is Ack.NONE:
-                strongest = topic_ack
-            # User records, and data that is not durable, must not use the space reserved for internal tables.
-            reserve = reserve and entry.topic.internal and topic_ack is Ack.DURABLE
         future = self._future()
         self._stage(appends, strongest if ack is None else ack, future, size_bytes=size_bytes, reserve=reserve, urgent=urgent)
         return future

@@ -1,8 +1,9 @@
 """Session of one FlyMQ connection.
 
 Replies leave in the order of the requests. A PRODUCE is staged in the call that receives it and answered when the record is as durable as
-its topic requires. Many may be in flight, up to a window of bytes. The requests of a transaction work the same way. Every other request
-waits for the records before it, so a client reads its own writes. A peer that does not read its replies gets no further ones.
+its topic requires. Many may be in flight, up to a window of bytes. PRODUCE_WITH_TTL, PRODUCE_DELAYED, COMMIT and the requests of a
+transaction work the same way. Every other request waits for the ones before it, so a client reads its own writes. A peer that does not
+read its replies gets no further ones.
 
 The dialect is the listener's until a request shows that the client is one of the original. From that request on it is the original's.
 """
