@@ -239,7 +239,7 @@ class Publications:
         ahead.cancel()
         await asyncio.wait([ahead])
         if not ahead.cancelled():
-            ahead.exception()  # whoever reads the chunks again meets it again
+            ahead.exception()  # reading the chunks again raises it again
 
     async def _read_step(self, chunks: Sequence[SpilledBatch], start: int) -> _Step:
         """Read some chunks from `start` on."""
