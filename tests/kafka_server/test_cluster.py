@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,19 @@ def test_three_nodes_go_on_without_the_leader_and_take_it_back(kafka_cluster: Cl
     node.kill()
     publish(kafka_cluster, "replicated", [b"without the leader"])
     node.start()
+    kafka_cluster.wait()
+
+
+def test_another_node_becomes_the_active_controller_when_it_is_killed(kafka_cluster: Cluster) -> None:
+    before = kafka_cluster.controller()
+    assert {node.active_controller() for node in kafka_cluster.nodes} == {before.number}
+    before.kill()
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    others = [node for node in kafka_cluster.nodes if node is not before]
+    while {node.active_controller() for node in others} & {before.number, 0, -1}:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    before.start()
     kafka_cluster.wait()
 
 

@@ -46,6 +46,13 @@ SETTINGS: Final = {
 
 # Metadata, version 0, of all topics: api_key i16, api_version i16, correlation_id i32, client_id nullable string, topics array.
 _METADATA = struct.pack(">hhihi", 3, 0, 1, -1, 0)
+# DescribeQuorum, version 0, of partition 0 of the metadata topic, in Kafka's compact form: lengths are varints of the length plus one.
+_QUORUM_TOPIC = b"__cluster_metadata"
+_DESCRIBE_QUORUM = (
+    struct.pack(">hhihB", 55, 0, 1, -1, 0) + bytes((2, 1 + len(_QUORUM_TOPIC))) + _QUORUM_TOPIC + bytes((2, 0, 0, 0, 0, 0, 0, 0))
+)
+# Before the leader id: correlation id, tags, error, topics, name, partitions, index, error.
+_QUORUM_HEAD = struct.Struct(f">iBhB{1 + len(_QUORUM_TOPIC)}sBihi")
 
 
 class KafkaFailed(Exception):
@@ -94,18 +101,28 @@ class Node:
 
     def known_brokers(self) -> int:
         """Return how many brokers this node reports; 0 while it does not answer."""
+        reply = self._ask(_METADATA, 8)
+        return int(struct.unpack_from(">i", reply, 4)[0]) if reply else 0
+
+    def active_controller(self) -> int:
+        """Return the number of the node that leads the controllers, as this node knows it; 0 while it does not answer."""
+        reply = self._ask(_DESCRIBE_QUORUM, _QUORUM_HEAD.size)
+        return int(_QUORUM_HEAD.unpack(reply)[-1]) if reply else 0
+
+    def _ask(self, request: bytes, reply_bytes: int) -> bytes:
+        """Send a request on a new connection and return the first bytes of the reply; empty if there is none."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5.0) as connection:
-                connection.sendall(struct.pack(">i", len(_METADATA)) + _METADATA)
-                head = b""
-                while len(head) < 12:  # size, correlation id, number of brokers
-                    part = connection.recv(12 - len(head))
+                connection.sendall(struct.pack(">i", len(request)) + request)
+                reply = b""
+                while len(reply) < 4 + reply_bytes:
+                    part = connection.recv(4 + reply_bytes - len(reply))
                     if not part:
-                        return 0
-                    head += part
-                return int(struct.unpack(">iii", head)[2])
+                        return b""
+                    reply += part
+                return reply[4:]
         except OSError:
-            return 0
+            return b""
 
     def failure(self) -> str | None:
         """Return why the process has ended, or None while it runs."""
@@ -139,6 +156,14 @@ class Cluster:
     def wait(self) -> None:
         """Wait until every node serves requests and reports every other one."""
         _wait(self.nodes, READY_SECONDS_MAX)
+
+    def controller(self) -> Node:
+        """Return the active controller. Raises `KafkaFailed` if no node names one."""
+        for node in self.nodes:
+            number = node.active_controller() if node.failure() is None else 0
+            if number > 0:
+                return self.nodes[number - 1]
+        raise KafkaFailed("no node names an active controller")
 
     def close(self) -> None:
         """Kill all nodes."""

@@ -128,8 +128,8 @@ class Cluster:
         metadata = await self._admin._client.fetch_all_metadata()
         return {topic: len(metadata.partitions_for_topic(topic) or ()) for topic in metadata.topics()}
 
-    async def configs(self, topics: Sequence[str], names: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Return some settings of topics."""
+    async def configs(self, topics: Sequence[str], names: Iterable[str], *, must_exist: bool = False) -> dict[str, dict[str, str]]:
+        """Return some settings of topics. With `must_exist`, waits for a topic that the asked node has not heard of yet."""
         if not topics:
             return {}
         wanted = dict.fromkeys(names)
@@ -139,7 +139,7 @@ class Cluster:
             (answer,) = await self._admin.describe_configs(resources)
             found: dict[str, dict[str, str]] = {}
             for error_code, _message, _kind, topic, entries in answer.resources:
-                if error_code == kafka_errors.UnknownTopicOrPartitionError.errno:
+                if error_code == kafka_errors.UnknownTopicOrPartitionError.errno and not must_exist:
                     continue  # deleted a moment ago
                 _check(kafka_errors.for_code(error_code))
                 found[topic] = {entry[0]: entry[1] for entry in entries}

@@ -108,6 +108,8 @@ class KafkaEngine:
         self._own_position = 0
         self._turn = 0
         self._watched: dict[PartitionLog, None] = {}
+        self._missing: set[str] = set()
+        """Topics that the last refresh did not find."""
         self._followers: dict[int, asyncio.Task[None]] = {}
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_lock = asyncio.Lock()
@@ -177,7 +179,7 @@ class KafkaEngine:
             raise TopicExists(name) from None
         async with self._refresh_lock:
             if name not in self._topics:
-                await self._add({name: partitions})
+                await self._add({name: partitions}, must_exist=True)
         return self._topics[name]
 
     async def alter_topic(self, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
@@ -194,7 +196,7 @@ class KafkaEngine:
         if count > old.partitions:
             await self._cluster.add_partitions(self._names.to_kafka(name), count)
         async with self._refresh_lock:
-            await self._add({name: count})
+            await self._add({name: count}, must_exist=True)
         return self._topics[name]
 
     async def delete_topic(self, name: str) -> None:
@@ -244,12 +246,14 @@ class KafkaEngine:
             counts = await self._cluster.partition_counts()
             served = {ours: count for name, count in counts.items() if count and (ours := self._names.from_kafka(name)) is not None}
             served.pop(_ELECTION_TOPIC, None)
-            for name in self._logs.keys() - served.keys():
+            # The node that was asked may not have heard of a new topic or partition yet: a topic is gone when it is missing twice in a row.
+            missing, self._missing = self._missing, self._logs.keys() - served.keys()
+            for name in missing & self._missing:
                 self._drop(name)
                 self.topic_changed(name)
             altered = await self._read_own(served[_SETTINGS_TOPIC]) if _SETTINGS_TOPIC in served else set()
             altered |= await self._altered_elsewhere()
-            changed = {name: count for name, count in served.items() if len(self._logs.get(name, ())) != count or name in altered}
+            changed = {name: count for name, count in served.items() if len(self._logs.get(name, ())) < count or name in altered}
             if changed:
                 await self._add(changed)
             for name in changed:
@@ -269,18 +273,17 @@ class KafkaEngine:
             return set()
         kafka_names = {self._names.to_kafka(name): name for name in self._topics}
         found = await self._cluster.configs(list(kafka_names), CONFIG_NAMES)
-        return {
-            name for kafka, name in kafka_names.items() if kafka in found and self._config(name, found[kafka]) != self._topics[name].config
-        }
+        served = {kafka_names[kafka]: new for kafka, new in found.items()}
+        return {name for name, new in served.items() if name in self._topics and self._config(name, new) != self._topics[name].config}
 
     def _config(self, name: str, found: Mapping[str, str]) -> TopicConfig:
         own = self._own.get(name, _OwnSettings())
         return replace(from_kafka_config(found), ack=own.ack, ttl_ms=own.ttl_ms, dead_letter_expired=own.dead_letter_expired)
 
-    async def _add(self, counts: Mapping[str, int]) -> None:
+    async def _add(self, counts: Mapping[str, int], *, must_exist: bool = False) -> None:
         """Add topics and partitions that the cluster has, with their settings and bounds."""
         kafka_names = {name: self._names.to_kafka(name) for name in counts}
-        configs = await self._cluster.configs(list(kafka_names.values()), CONFIG_NAMES)
+        configs = await self._cluster.configs(list(kafka_names.values()), CONFIG_NAMES, must_exist=must_exist)
         for name, count in counts.items():
             found = configs.get(kafka_names[name])
             if found is None:
