@@ -53,7 +53,7 @@ class Mortal:
         self.health = engine.health
         self.capabilities = engine.capabilities
         self.topic_changed = engine.topic_changed
-        self.lost, self.epoch = engine.lost, engine.epoch
+        self.lost, self.epoch, self.offset_store = engine.lost, engine.epoch, engine.offset_store
         self.life = life
         self.is_late = is_late
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from headrace.engine.catalog import check_batch
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Capabilities, Health, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, Batch, Bounds, Capabilities, Health, OffsetStore, Topic, TopicConfig, Write
 from headrace.engine.memory import MemoryEngine
 from headrace.errors import OutcomeUnknown, Unavailable
 from headrace.records import ColumnBatch, RecordBatch
@@ -75,6 +75,10 @@ class RemoteEngine:
     @property
     def epoch(self) -> int:
         return self.inner.epoch
+
+    @property
+    def offset_store(self) -> OffsetStore | None:
+        return self.inner.offset_store
 
     async def open(self) -> None:
         await self.inner.open()

@@ -13,13 +13,13 @@ from functools import partial
 from typing import Final, Protocol
 
 from headrace.broker.authorizer import Principal
-from headrace.broker.groups.offsets import Commits, Groups
+from headrace.broker.groups.offsets import Groups
 from headrace.broker.publishing.publish import Placing, Published, Publisher
 from headrace.broker.settings import Clock, Later, Timer
 from headrace.broker.tables import Staged
 from headrace.broker.topics import check_name
 from headrace.engine.catalog import check_batch, headers_bytes
-from headrace.engine.contract import Appended, Write, when_known
+from headrace.engine.contract import Appended, Commits, Write, when_known
 from headrace.errors import BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, OutcomeUnknown, Unavailable
 from headrace.limits import TRANSACTION_BYTES_MAX
 from headrace.records import AnyBatch, ColumnBatch

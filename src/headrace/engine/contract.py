@@ -17,10 +17,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeAlias, TypeVar
 
 from headrace.errors import OutcomeUnknown
-from headrace.records import Ack, AnyBatch, Appended, Batch, Bounds
+from headrace.records import Ack, AnyBatch, Appended, Batch, Bounds, RecordBatch
 from headrace.storage.health import Health, HealthReport, HealthState, Problem
 
 __all__ = [
@@ -30,10 +30,14 @@ __all__ = [
     "Bounds",
     "Capabilities",
     "Cleanup",
+    "Commits",
     "Engine",
     "Health",
     "HealthReport",
     "HealthState",
+    "OffsetKey",
+    "OffsetStore",
+    "OffsetsWrite",
     "Placement",
     "Problem",
     "Topic",
@@ -121,6 +125,35 @@ class Capabilities:
     placement: Placement = Placement.FNV1A
 
 
+OffsetKey: TypeAlias = tuple[str, str, int]
+"""Group, topic, partition."""
+Commits: TypeAlias = list[tuple[OffsetKey, tuple[int, int] | None]]
+"""Committed offsets, each with the Unix ms of the commit; None deletes."""
+
+
+class OffsetsWrite(Write):
+    """Committed offsets as part of an append to an engine that keeps them itself. It must be the last write."""
+
+    __slots__ = ("commits",)
+
+    def __init__(self, commits: Commits) -> None:
+        super().__init__("", 0, RecordBatch([]))
+        self.commits = commits
+
+
+class OffsetStore(Protocol):
+    """Committed offsets of groups that the log keeps itself, where other clients of the log see them."""
+
+    changed: Callable[[Commits], None]
+    """Called on the loop with offsets that other clients have committed or deleted. The broker sets it."""
+
+    async def load(self) -> Commits:
+        """Return all committed offsets."""
+
+    def write(self, commits: Commits) -> OffsetsWrite:
+        """Return the commits as the last write of an append."""
+
+
 class Engine(Protocol):
     """Partitioned log, and the health of its background work."""
 
@@ -136,6 +169,10 @@ class Engine(Protocol):
 
     @property
     def capabilities(self) -> Capabilities: ...
+
+    @property
+    def offset_store(self) -> OffsetStore | None:
+        """Where the log keeps the committed offsets of groups; None: the broker keeps them in a table."""
 
     @property
     def epoch(self) -> int:
@@ -172,7 +209,8 @@ class Engine(Protocol):
         """
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
-        """Read records from `offset` on, at least one if there is any below `end`. Stops before `end` only at a limit or damage.
+        """Read records from `offset` on, at least one if there is any below `end`. A read may return less than the limits allow; the
+        next one continues at the `next_offset` of the last batch.
 
         The first batch starts at `offset` or, after a gap from compaction or damage, at the next existing offset.
         At `end` the list is empty. Raises `OffsetOutOfRange` below `first` and above `end`.

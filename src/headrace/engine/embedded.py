@@ -78,6 +78,7 @@ class EmbeddedEngine:
 
     capabilities = Capabilities()
     epoch = 0
+    offset_store = None
 
     def __init__(
         self, files: Files, options: StoreOptions | None = None, *, clock: Callable[[], int], maintain_interval_seconds: float = 30

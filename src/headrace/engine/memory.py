@@ -56,6 +56,7 @@ class MemoryEngine:
 
     capabilities = Capabilities(sync_per_append=False)
     epoch = 0
+    offset_store = None
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock

@@ -17,8 +17,10 @@ from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
+from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
 from aiokafka.structs import TopicPartition
 
 from headrace.engine.kafka.settings import KafkaSettings
@@ -28,6 +30,7 @@ T = TypeVar("T")
 _READ_COMMITTED: Final = 1
 _LATEST, _EARLIEST = -1, -2
 _RETRY_SECONDS: Final = 0.05
+_GROUP_ID_NOT_FOUND: Final = 69
 _CLIENT_ID: Final = "headrace"
 # The library logs each failed attempt. The engine reports to its health instead.
 logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
@@ -45,6 +48,36 @@ class FetchedPartition:
     first: int
     aborted: Sequence[tuple[int, int]] | None
     content: bytes
+
+
+class _OffsetDeleteResponse(Response):  # type: ignore[misc]  # the library has no types
+    API_KEY, API_VERSION = 47, 0
+    SCHEMA = Schema(
+        ("error_code", Int16),
+        ("throttle_time_ms", Int32),
+        ("topics", Array(("topic", String("utf-8")), ("partitions", Array(("partition", Int32), ("error_code", Int16))))),
+    )
+
+
+class _OffsetDelete(RequestStruct):  # type: ignore[misc]
+    API_KEY, API_VERSION = 47, 0
+    RESPONSE_TYPE = _OffsetDeleteResponse
+    SCHEMA = Schema(
+        ("group", String("utf-8")),
+        ("topics", Array(("topic", String("utf-8")), ("partitions", Array(Int32)))),
+    )
+
+
+class OffsetDeleteRequest(Request[_OffsetDelete]):  # type: ignore[misc]
+    """Delete committed offsets of a group. The library lacks it."""
+
+    API_KEY = 47
+
+    def __init__(self, group: str, topics: list[tuple[str, list[int]]]) -> None:
+        self._group, self._topics = group, topics
+
+    def build(self, kind: type[Any]) -> Any:
+        return kind(self._group, self._topics)
 
 
 class Cluster:
@@ -118,6 +151,7 @@ class Cluster:
         new = NewTopic(topic, partitions, await self._replication(), topic_configs=dict(config))
 
         async def ask() -> None:
+            await self._know_controller()
             answer = await self._admin.create_topics([new])
             for name, error_code, *message in answer.topic_errors:
                 _check(kafka_errors.for_code(error_code), name, *message)
@@ -142,6 +176,7 @@ class Cluster:
 
     async def add_partitions(self, topic: str, partitions: int) -> None:
         async def ask() -> None:
+            await self._know_controller()
             answer = await self._admin.create_partitions({topic: NewPartitions(partitions)})
             for name, error_code, *message in answer.topic_errors:
                 _check(kafka_errors.for_code(error_code), name, *message)
@@ -159,6 +194,7 @@ class Cluster:
 
     async def delete_topic(self, topic: str) -> None:
         async def ask() -> None:
+            await self._know_controller()
             answer = await self._admin.delete_topics([topic])
             for name, error_code in answer.topic_error_codes:
                 if error_code != kafka_errors.UnknownTopicOrPartitionError.errno:
@@ -173,6 +209,13 @@ class Cluster:
         await self.retried(is_gone)
         for client in (self._admin._client, self._reader, self._follower):
             client.force_metadata_update()
+
+    async def _know_controller(self) -> None:
+        client = self._admin._client
+        if client.cluster.controller is None:
+            await client.force_metadata_update()
+            if client.cluster.controller is None:
+                raise kafka_errors.LeaderNotAvailableError("the controller is not known")
 
     async def _until_led(self, topic: str, partitions: int) -> None:
         """Wait until every partition has a leader, so that the first write need not."""
@@ -226,6 +269,39 @@ class Cluster:
             client.force_metadata_update()
             raise kafka_errors.LeaderNotAvailableError(topic)
         return int(node)
+
+    # Groups
+
+    async def groups(self) -> list[str]:
+        """Return the names of all groups."""
+
+        async def ask() -> list[str]:
+            return sorted(group[0] for group in await self._admin.list_consumer_groups())
+
+        return await self.retried(ask)
+
+    async def group_offsets(self, group: str) -> dict[tuple[str, int], tuple[int, str]]:
+        """Return the committed offsets of a group with their metadata."""
+
+        async def ask() -> dict[tuple[str, int], tuple[int, str]]:
+            found = await self._admin.list_consumer_group_offsets(group)
+            return {(place.topic, place.partition): (committed.offset, committed.metadata or "") for place, committed in found.items()}
+
+        return await self.retried(ask)
+
+    async def delete_offsets(self, group: str, places: Sequence[tuple[str, int]]) -> None:
+        """Delete committed offsets of a group without members."""
+        topics: dict[str, list[int]] = {}
+        for topic, partition in places:
+            topics.setdefault(topic, []).append(partition)
+
+        async def ask() -> None:
+            node = await self._admin.find_coordinator(group)
+            answer = await self._admin._client.send(node, OffsetDeleteRequest(group, list(topics.items())))
+            if answer.error_code != _GROUP_ID_NOT_FOUND:
+                _check(kafka_errors.for_code(answer.error_code), group)
+
+        await self.retried(ask)
 
     # Fetch
 
@@ -284,9 +360,8 @@ class Cluster:
                 while True:
                     try:
                         return await ask()
-                    except (kafka_errors.KafkaError, OSError, AttributeError) as failure:
-                        # aiokafka's admin client raises AttributeError while no controller is known.
-                        if not (isinstance(failure, (OSError, AttributeError)) or _is_transient(failure)):
+                    except (kafka_errors.KafkaError, OSError) as failure:
+                        if not (isinstance(failure, OSError) or _is_transient(failure)):
                             raise broker_error(failure) from failure
                         last = failure
                     await asyncio.sleep(_RETRY_SECONDS)

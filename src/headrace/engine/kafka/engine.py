@@ -18,11 +18,25 @@ import msgspec
 from aiokafka import errors as kafka_errors
 
 from headrace.engine.catalog import check_batch
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Capabilities, Cleanup, Health, Placement, Topic, TopicConfig, Write
+from headrace.engine.contract import (
+    Ack,
+    Appended,
+    Batch,
+    Bounds,
+    Capabilities,
+    Cleanup,
+    Health,
+    OffsetStore,
+    Placement,
+    Topic,
+    TopicConfig,
+    Write,
+)
 from headrace.engine.kafka.cluster import Cluster
 from headrace.engine.kafka.codec import Decoded, sizes_of
 from headrace.engine.kafka.election import Election
 from headrace.engine.kafka.names import CONFIG_NAMES, INTERNAL, Names, from_kafka_config, to_kafka_config
+from headrace.engine.kafka.offsets import KafkaOffsets, split
 from headrace.engine.kafka.partition import PartitionLog
 from headrace.engine.kafka.settings import KafkaSettings
 from headrace.engine.kafka.writer import Append, LateBatch, Writer
@@ -46,6 +60,7 @@ _STABLE_WAIT_MS: Final = 100
 _PAUSE_SECONDS: Final = 0.2
 _CACHE_BYTES_MAX: Final = 128 * MIB
 _SETTINGS_TOPIC: Final = "__topics"
+_SETTINGS_TURNS: Final = 10
 _ELECTION_TOPIC: Final = "__coordinator"
 _CONNECTION: Final = "connection to Kafka"
 
@@ -77,8 +92,10 @@ class KafkaEngine:
         self.health = Health()
         self._names = Names(settings.prefix)
         self._cluster = Cluster(settings)
+        self._offsets = KafkaOffsets(self._cluster, self._names, settings.coordinator_id)
         self._writer = Writer(
             self._cluster,
+            self._offsets,
             transactional_id=settings.coordinator_id,
             deadline_ms=settings.deadline_ms,
             health=self.health,
@@ -89,6 +106,7 @@ class KafkaEngine:
         self._logs: dict[str, list[PartitionLog]] = {}
         self._own: dict[str, _OwnSettings] = {}
         self._own_position = 0
+        self._turn = 0
         self._watched: dict[PartitionLog, None] = {}
         self._missing: set[str] = set()
         """Topics that the last refresh did not find."""
@@ -99,6 +117,10 @@ class KafkaEngine:
         self.topic_changed: Callable[[str], None] = lambda name: None
         self.lost: Callable[[], None] = lambda: None
         self._election: Election | None = None
+
+    @property
+    def offset_store(self) -> OffsetStore:
+        return self._offsets
 
     @property
     def epoch(self) -> int:
@@ -150,11 +172,11 @@ class KafkaEngine:
         if name in self._topics:
             raise TopicExists(name)
         self._check_room(0, partitions)
+        await self._put_own(name, config)  # first, so that others see the topic with them
         try:
             await self._cluster.create_topic(kafka_name, partitions, kafka_config)
         except TopicExists:
             raise TopicExists(name) from None
-        await self._put_own(name, config)
         async with self._refresh_lock:
             if name not in self._topics:
                 await self._add({name: partitions}, must_exist=True)
@@ -229,9 +251,9 @@ class KafkaEngine:
             for name in missing & self._missing:
                 self._drop(name)
                 self.topic_changed(name)
-            if _SETTINGS_TOPIC in served:
-                await self._read_own(served[_SETTINGS_TOPIC])
-            changed = {name: count for name, count in served.items() if len(self._logs.get(name, ())) < count}
+            altered = await self._read_own(served[_SETTINGS_TOPIC]) if _SETTINGS_TOPIC in served else set()
+            altered |= await self._altered_elsewhere()
+            changed = {name: count for name, count in served.items() if len(self._logs.get(name, ())) < count or name in altered}
             if changed:
                 await self._add(changed)
             for name in changed:
@@ -242,6 +264,21 @@ class KafkaEngine:
                 for log in logs:
                     log.forget()
         self._follow()
+        await self._offsets.refresh()
+
+    async def _altered_elsewhere(self) -> set[str]:
+        """Return the topics whose settings others have changed in Kafka, at every `_SETTINGS_TURNS`th call."""
+        self._turn += 1
+        if self._turn % _SETTINGS_TURNS:
+            return set()
+        kafka_names = {self._names.to_kafka(name): name for name in self._topics}
+        found = await self._cluster.configs(list(kafka_names), CONFIG_NAMES)
+        served = {kafka_names[kafka]: new for kafka, new in found.items()}
+        return {name for name, new in served.items() if name in self._topics and self._config(name, new) != self._topics[name].config}
+
+    def _config(self, name: str, found: Mapping[str, str]) -> TopicConfig:
+        own = self._own.get(name, _OwnSettings())
+        return replace(from_kafka_config(found), ack=own.ack, ttl_ms=own.ttl_ms, dead_letter_expired=own.dead_letter_expired)
 
     async def _add(self, counts: Mapping[str, int], *, must_exist: bool = False) -> None:
         """Add topics and partitions that the cluster has, with their settings and bounds."""
@@ -256,8 +293,7 @@ class KafkaEngine:
             await self._refresh_bounds(logs[len(before) :])
             for log in logs:
                 log.batch_bytes_max = int(found.get("max.message.bytes") or MIB)
-            own = self._own.get(name, _OwnSettings())
-            config = replace(from_kafka_config(found), ack=own.ack, ttl_ms=own.ttl_ms, dead_letter_expired=own.dead_letter_expired)
+            config = self._config(name, found)
             self._logs[name] = logs
             if name != _SETTINGS_TOPIC:  # the engine's own
                 self._topics[name] = Topic(name, count, config, name.startswith(INTERNAL))
@@ -307,8 +343,9 @@ class KafkaEngine:
         value = None if own is None else msgspec.json.encode(own)
         await self.append([Write(_SETTINGS_TOPIC, 0, RecordBatch([value], [name.encode()]))])
 
-    async def _read_own(self, partitions: int) -> None:
-        """Read what is new in the table of settings."""
+    async def _read_own(self, partitions: int) -> set[str]:
+        """Read what is new in the table of settings. Returns the topics whose settings have changed."""
+        altered: set[str] = set()
         if _SETTINGS_TOPIC not in self._logs:
             await self._add({_SETTINGS_TOPIC: partitions})
         log = self._find(_SETTINGS_TOPIC, 0)
@@ -319,12 +356,14 @@ class KafkaEngine:
             for batch in batches:
                 for record in batch.records():
                     name = (record.key or b"").decode()
-                    if record.value is None:
-                        self._own.pop(name, None)
-                    else:
+                    before = self._own.pop(name, None)
+                    if record.value is not None:
                         self._own[name] = msgspec.json.decode(record.value, type=_OwnSettings)
+                    if self._own.get(name) != before:
+                        altered.add(name)
             position = batches[-1].next_offset if batches else log.end
         self._own_position = position
+        return altered
 
     # Writing
 
@@ -333,7 +372,8 @@ class KafkaEngine:
             raise Unavailable("the engine is not open")
         found: list[tuple[PartitionLog, RecordBatch | LateBatch]] = []
         size_bytes = 0
-        for write in writes:
+        commits = split(writes)
+        for write in writes[:-1] if commits else writes:
             log, batch = self._find(write.topic, write.partition), write.batch
             if isinstance(batch, (RecordBatch, ColumnBatch)):
                 check_batch(batch)
@@ -342,16 +382,16 @@ class KafkaEngine:
                 size_bytes += sizes_of(batch)
             found.append((log, batch))
         future: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
-        if not found:
+        if not found and not commits:
             future.set_result([])
             return future
-        first = found[0][0]
         is_plain = (
-            all(log is first and isinstance(batch, RecordBatch) for log, batch in found)
-            and not first.topic.startswith(INTERNAL)
-            and size_bytes <= first.batch_bytes_max
+            not commits
+            and all(log is found[0][0] and isinstance(batch, RecordBatch) for log, batch in found)
+            and not found[0][0].topic.startswith(INTERNAL)
+            and size_bytes <= found[0][0].batch_bytes_max
         )
-        self._writer.stage(Append(found, future, self._clock(), size_bytes, not is_plain))
+        self._writer.stage(Append(found, future, self._clock(), size_bytes, not is_plain, commits))
         return future
 
     # Reading

@@ -23,12 +23,14 @@ from typing import Any, Final, TypeAlias
 
 from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
+from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from headrace.engine.catalog import check_batch
-from headrace.engine.contract import Appended
+from headrace.engine.contract import Appended, Commits
 from headrace.engine.kafka.cluster import Cluster, broker_error
 from headrace.engine.kafka.codec import add_to, sizes_of
 from headrace.engine.kafka.names import RECORD_BYTES_MAX
+from headrace.engine.kafka.offsets import KafkaOffsets
 from headrace.engine.kafka.partition import PartitionLog
 from headrace.engine.listed import ListedBatch
 from headrace.errors import BrokerError, OutcomeUnknown, Unavailable, UnknownTopic
@@ -54,6 +56,7 @@ class Append:
     now: int
     size_bytes: int
     is_transaction: bool
+    commits: Commits = field(default_factory=list)
     is_sent: bool = False
     timer: asyncio.TimerHandle | None = None
     appended: list[Appended | None] = field(default_factory=list)
@@ -61,6 +64,11 @@ class Append:
     @property
     def logs(self) -> list[PartitionLog]:
         return list(dict.fromkeys(log for log, _ in self.writes))
+
+    def results(self) -> list[Appended]:
+        """Return a position for each write; commits have none of their own."""
+        found = [one for one in self.appended if one is not None]
+        return [*found, Appended(0, len(self.commits), self.now)] if self.commits else found
 
     def resolve(self, outcome: list[Appended] | BrokerError) -> None:
         if self.timer is not None:
@@ -90,6 +98,7 @@ class Writer:
     def __init__(
         self,
         cluster: Cluster,
+        offsets: KafkaOffsets,
         *,
         transactional_id: str,
         deadline_ms: int,
@@ -98,6 +107,7 @@ class Writer:
         fenced: Callable[[], None],
     ) -> None:
         self._cluster = cluster
+        self._offsets = offsets
         self._transactional_id = transactional_id
         self._deadline_seconds = deadline_ms / 1000
         self._health = health
@@ -169,6 +179,7 @@ class Writer:
             append.resolve(Unavailable("this broker does not own the tables: another one has taken over" if self._is_fenced else "closing"))
             return
         append.appended = [None] * len(append.writes)
+        self._offsets.stage(append.commits)
         append.timer = loop.call_later(self._deadline_seconds, self._late, append)
         for log in append.logs:
             log.queue.append(append)
@@ -190,6 +201,7 @@ class Writer:
             append.future = outcome
             return
         self._remove(append)
+        self._offsets.finish(append.commits, is_done=False)
         append.resolve(Unavailable(f"Kafka did not answer within {self._deadline_seconds:g} s; nothing was written"))
 
     def _remove(self, append: Append) -> None:
@@ -249,7 +261,7 @@ class Writer:
         for append in appends:
             log.queue.remove(append)
         for append in appends:
-            append.resolve([found for found in append.appended if found is not None] if outcome is None else outcome)
+            append.resolve(append.results() if outcome is None else outcome)
         if outcome is None:
             self._health.succeeded(_STEP)
             self._advance({log: parts})
@@ -350,14 +362,22 @@ class Writer:
                 if rest:
                     await self._commit(rest)
                 return
+            commits = [commit for append in appends for commit in append.commits]
+            for group, places in self._offsets.to_kafka(commits).items():
+                offsets = {TopicPartition(*place): OffsetAndMetadata(*committed) for place, committed in places.items()}
+                await producer.send_offsets_to_transaction(offsets, group)
             is_ending = True
             await producer.commit_transaction()
+            await self._offsets.delete(commits)
         except kafka_errors.ProducerFenced:
             self._is_fenced = True
+            self._fenced()
             outcome = OutcomeUnknown("another broker took over during the commit", None) if is_ending else _taken_over()
             self._finish(appends, outcome)
             self._finish(list(self._transactions), _taken_over())
-            self._fenced()
+            if self._transactional is not None:
+                await _discard(self._transactional)
+                self._transactional = None
             return
         except (kafka_errors.KafkaError, OSError, BrokerError) as failure:
             outcome = await self._recover(failure, is_ending=is_ending)
@@ -379,8 +399,9 @@ class Writer:
     def _finish(self, appends: list[Append], outcome: BrokerError | None) -> None:
         for append in appends:
             self._remove(append)
+            self._offsets.finish(append.commits, is_done=outcome is None)
         for append in appends:
-            append.resolve([found for found in append.appended if found is not None] if outcome is None else outcome)
+            append.resolve(append.results() if outcome is None else outcome)
 
     async def _write_phases(self, producer: Any, appends: list[Append], written: dict[PartitionLog, list[_Part]]) -> None:
         """Write all appends. A batch that depends on the positions of earlier writes is written in a later phase than those."""
@@ -393,7 +414,10 @@ class Writer:
                 if not isinstance(batch, RecordBatch):
                     batch = _built(append, index, batch)
                 by_log.setdefault(log, []).append(_Part(append, index, batch, _timestamps(batch, append.now)))
-            await asyncio.gather(*(self._write(producer, log, parts) for log, parts in by_log.items()))
+            outcomes = await asyncio.gather(*(self._write(producer, log, parts) for log, parts in by_log.items()), return_exceptions=True)
+            for failure in outcomes:
+                if failure is not None:
+                    raise failure
             for log, parts in by_log.items():
                 written.setdefault(log, []).extend(parts)
 
@@ -502,6 +526,11 @@ async def _know(producer: Any, log: PartitionLog) -> None:
 async def _discard(producer: Any) -> None:
     """Stop a producer without waiting for its batches."""
     producer._closed = True
+    accumulator = producer._message_accumulator
+    for batch in [*accumulator._pending_batches, *(batch for batches in accumulator._batches.values() for batch in batches)]:
+        for future in (batch.future, batch._drain_waiter):
+            if future.done() and not future.cancelled():
+                future.exception()  # the library does not look at it
     with contextlib.suppress(kafka_errors.KafkaError, OSError):
         await producer.client.close()
     task = getattr(producer._sender, "sender_task", None)
