@@ -276,9 +276,8 @@ class KafkaEngine:
             return set()
         kafka_names = {self._names.to_kafka(name): name for name in self._topics}
         found = await self._cluster.configs(list(kafka_names), CONFIG_NAMES)
-        return {
-            name for kafka, name in kafka_names.items() if kafka in found and self._config(name, found[kafka]) != self._topics[name].config
-        }
+        served = {kafka_names[kafka]: new for kafka, new in found.items()}
+        return {name for name, new in served.items() if name in self._topics and self._config(name, new) != self._topics[name].config}
 
     def _config(self, name: str, found: Mapping[str, str]) -> TopicConfig:
         own = self._own.get(name, _OwnSettings())
