@@ -22,6 +22,9 @@ DISTRIBUTIONS = {
     "jsonschema_rs": "jsonschema-rs",
     "py4j": "pyspark",
     "OpenSSL": "pyopenssl",
+    "multipart": "python-multipart",
+    "opentelemetry": "opentelemetry-sdk",
+    "prometheus_client": "prometheus-client",
 }
 """Libraries whose import name is not the name to install."""
 

@@ -49,6 +49,8 @@ def lines(directory: Path) -> Iterator[tuple[str, list[str]]]:
             ["--data", data, *quick],
             ["--data", data, *quick, "--listen-flight", "127.0.0.1:0"],
             ["--data", data, *quick, "--listen-quic", "127.0.0.1:0"],
+            ["--data", data, *quick, "--listen-http", "127.0.0.1:0"],
+            ["--data", data, *quick, "--set", "traces.endpoint=http://127.0.0.1:9/v1/traces"],
         ],
         "headrace pub": [["x"], ["x", "--protocol", "fujin"]],
         "headrace sub": [["x"], ["x", "--protocol", "fujin"]],

@@ -26,6 +26,8 @@ NEEDED = {
              "headrace ping --protocol fujin", "headrace bench publish --protocol fujin", "headrace bench consume --protocol fujin",
              "headrace bench latency --protocol fujin", "headrace bench requests", "headrace demo"},
     "schemas": set(),
+    "metrics": {"headrace serve --listen-http"},
+    "otel": {"headrace serve --set traces.endpoint"},
     "bench": {"headrace bench latency", "headrace bench latency --protocol fujin", "headrace bench compare"},
 }  # fmt: skip
 """Commands that fail with the advice to install an extra. The extra `schemas` is reported by the broker instead."""
@@ -41,7 +43,8 @@ def without(directory: Path, libraries: list[str]) -> list[tuple[str, int, str]]
 def kind_of(line: str) -> str:
     """Return the command and the option that makes it import more, without values."""
     path = max((path for path, _ in commands() if line.startswith(f"{path} ") or line == path), key=len)
-    options = [option for option in ("--listen-flight", "--listen-quic", "--protocol fujin") if option in line]
+    known = ("--listen-flight", "--listen-http", "--listen-quic", "--protocol fujin", "--set traces.endpoint")
+    options = [option for option in known if option in line]
     return " ".join([path, *options])
 
 

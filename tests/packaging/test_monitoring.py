@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
+import yaml  # type: ignore[import-untyped]  # the library has no types
 
 from headrace.broker.meters import Meters
 from headrace.broker.operations.measuring import Readings

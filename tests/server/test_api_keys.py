@@ -120,7 +120,7 @@ def test_a_key_on_the_command_line_works_with_a_warning(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--blipmq-key", "open-to-all-eyes") as broker:
         assert login(broker.addresses[0], "open-to-all-eyes") == 0
         _, out, errors = broker.stop()
-    assert "other users of this machine can read the command line" in errors
+    assert "other users of this machine can read it" in errors
     assert "open-to-all-eyes" not in out + errors
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from headrace.server.config import Logging
-from headrace.server.logs import set_up_logs
+from headrace.server.logs import LINES_PER_MINUTE_MAX, RateLimit, set_up_logs, slug
 from headrace.server.settings import LogFormat, LogLevel
 
 
@@ -48,6 +51,7 @@ def test_a_json_line_is_one_object() -> None:
     assert event == {
         "level": "info",
         "logger": "headrace.net.listener",
+        "event": "connection_closed",
         "message": "connection closed",
         "peer": "127.0.0.1:5123",
         "frames": 3,
@@ -100,3 +104,57 @@ def test_a_field_named_like_a_part_of_the_line_does_not_replace_it() -> None:
     event = json.loads(line)
     assert event["logger"] == "headrace.net.listener"
     assert event["time"] != "forged"
+
+
+# Events
+
+SOURCE = Path(__file__).parent.parent.parent / "src" / "headrace"
+MANUAL = SOURCE.parent.parent / "docs" / "operations.md"
+OF_THE_BROKER = ("access", "broker", "engine", "flight", "net", "server", "sessions", "storage")
+
+
+def events() -> Iterator[tuple[str, str]]:
+    """Yield (place, name) of every event that the broker logs."""
+    for path in sorted(path for package in OF_THE_BROKER for path in (SOURCE / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name)):
+                continue
+            if node.func.value.id not in ("_log", "log") or node.func.attr not in ("debug", "info", "warning", "error", "log"):
+                continue
+            message = node.args[1 if node.func.attr == "log" else 0]
+            for text in (message.body, message.orelse) if isinstance(message, ast.IfExp) else (message,):
+                assert isinstance(text, ast.Constant) and isinstance(text.value, str), (
+                    f"{path.name}:{node.lineno}: the message of a log line is constant; use fields"
+                )
+                yield f"{path.name}:{node.lineno}", slug(text.value)
+
+
+def test_every_event_is_in_the_manual() -> None:
+    """The names are an interface: alerts on logs use them."""
+    listed = re.findall(r"^\| `([a-z0-9_]+)` \|", MANUAL.read_text("utf-8").partition("## Logs")[2].partition("\n## ")[0], re.MULTILINE)
+    assert sorted(listed) == sorted({name for _, name in events()})
+
+
+def test_the_name_of_an_event_does_not_depend_on_its_arguments() -> None:
+    stream = io.StringIO()
+    set_up_logs(JSON, stream)
+    logging.getLogger("headrace.x").warning("disk of %s is slow: %d ms", "ann", 3)
+    logging.getLogger("headrace.x").warning("anything", extra={"event": "chosen"})
+    found = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in found] == ["disk_of", "chosen"]
+
+
+def test_a_flood_of_one_event_is_cut_and_the_rest_is_counted() -> None:
+    now = [0.0]
+    limit = RateLimit(lambda: now[0])
+
+    def passes(message: str, level: int = logging.WARNING) -> logging.LogRecord | None:
+        record = logging.makeLogRecord({"name": "headrace.net", "msg": message, "levelno": level})
+        return record if limit.filter(record) else None
+
+    assert sum(passes("audit event lost") is not None for _ in range(LINES_PER_MINUTE_MAX + 50)) == LINES_PER_MINUTE_MAX
+    assert passes("connection closed") is not None, "other events are not affected"
+    assert all(passes("audit event lost", logging.DEBUG) is not None for _ in range(10)), "debug lines are wanted in full"
+    now[0] = 61.0
+    next_line = passes("audit event lost")
+    assert next_line is not None and vars(next_line)["left_out"] == 50

@@ -31,7 +31,7 @@ def test_a_signal_drains_and_exits_with_0(tmp_path: Path, number: signal.Signals
     with BrokerProcess(tmp_path) as broker:
         code, _, errors = broker.stop(number)
     assert code == 0
-    assert f"received {number.name}" in errors
+    assert f"signal received  signal={number.name}" in errors
     assert errors.rstrip().endswith("stopped")
 
 
@@ -190,7 +190,7 @@ def test_checksums_in_python_are_warned_of(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, code=without_extension) as broker:
         code, _, errors = broker.stop()
     assert code == 0
-    assert "checksums are computed in Python" in errors
+    assert "checksums are slow" in errors
 
 
 def test_checksums_in_c_are_not_worth_a_word(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_a_client_has_to_show_a_certificate_when_one_is_asked_for(tmp_path: Path
     [
         (-1, []),
         (LEAF_DAYS - 15, []),
-        (LEAF_DAYS - 10, ["the certificate expires in 10 days"]),
+        (LEAF_DAYS - 10, ["the certificate expires soon"]),
         (LEAF_DAYS, ["the certificate has expired"]),
     ],
 )

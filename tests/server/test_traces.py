@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from headrace.clients.connect import connect
 from headrace.errors import ConfigError
 from headrace.records import RecordBatch
 from headrace.server.config import resolve
+from headrace.spark.pipelines import traces as pipeline_traces
 from tests.server.test_http import serving
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -29,12 +31,14 @@ class Receiver:
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
+        self.arrived = threading.Event()
         receiver = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_POST(self) -> None:
                 request = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["Content-Length"])))
                 receiver.spans += [span for one in request.resource_spans for scope in one.scope_spans for span in scope.spans]
+                receiver.arrived.set()
                 self.send_response(200)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
@@ -138,3 +142,24 @@ async def test_a_receiver_that_is_gone_does_not_fail_a_publish(tmp_path: Path) -
 def test_an_endpoint_that_is_no_address_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"traces\.endpoint"):
         resolve(flags={"traces.endpoint": ("--set", "localhost:4318")})
+
+
+async def test_a_micro_batch_of_a_pipeline_is_a_span(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", receiver.endpoint)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    report = pipeline_traces.report.__wrapped__()
+    assert report is not None
+    idle = {"timestamp": "2026-11-16T04:00:00.000Z", "batchId": 7, "durationMs": {"triggerExecution": 1}}
+    report("orders", "totals", json.dumps(idle))
+    report("orders", "totals", json.dumps({**idle, "numInputRows": 12, "durationMs": {"addBatch": 80, "triggerExecution": 250}}))
+    assert await asyncio.to_thread(receiver.arrived.wait, 60)
+    (span,) = receiver.spans
+    assert span.name == "batch totals" and span.end_time_unix_nano - span.start_time_unix_nano == 250_000_000
+    found = {one.key: one.value.int_value or one.value.string_value for one in span.attributes}
+    assert found == {"headrace.batch": 7, "headrace.rows": 12, "headrace.pipeline": "orders", "headrace.query": "totals"}
+
+
+def test_a_pipeline_sends_no_spans_without_a_receiver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", raising=False)
+    monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
+    assert pipeline_traces.report.__wrapped__() is None

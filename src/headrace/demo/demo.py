@@ -280,7 +280,10 @@ def _hints(options: DemoOptions, protocols: dict[str, list[str]]) -> tuple[str, 
     server = "" if protocols["tcp"][0] == "127.0.0.1:9092" else f" --server flymq://{protocols['tcp'][0]}"
     servers = "" if protocols["flight"][0] == "127.0.0.1:8815" else f" --servers {protocols['flight'][0]}"
     sql = f"select country, count(*) as orders from {TOPIC} group by country order by orders desc"
+    metrics = [f"curl http://{address}/metrics" for address in protocols.get("http", ())[:1]]
     return (
+        f"{headrace} top{server}",
+        *metrics,
         f"{headrace} fetch {TOTALS_TOPIC} --protocol flymq{server}",
         f"{headrace} dlq fetch {TOPIC}{server}",
         f"{headrace} group list{server}",

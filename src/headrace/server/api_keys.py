@@ -57,7 +57,7 @@ def configured(references: Iterable[SecretReference], flags: Iterable[str], envi
             key, owner, where = _read(entry, environment), entry.owner or OWNER, f"blipmq.keys: {entry}"
         else:
             (key, owner), where = entry, "--blipmq-key"
-            _log.warning("--blipmq-key: other users of this machine can read the command line; use file:PATH or env:NAME to hide the key")
+            _log.warning("key on the command line: other users of this machine can read it; use --blipmq-key file:PATH or env:NAME")
         if not 0 < len(key.encode()) <= KEY_BYTES_MAX:
             raise ConfigError(f"{where} does not hold a key; expected 1 to {KEY_BYTES_MAX} bytes")
         owners[key] = owner

@@ -36,7 +36,7 @@ def raise_file_limit() -> None:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError):
-            _log.warning("the limit of open files stays at %d", soft)
+            _log.warning("limit of open files not raised", extra={"open_files": soft})
 
 
 def open_files_max() -> int:

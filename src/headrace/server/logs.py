@@ -2,6 +2,10 @@
 
 A line never contains a payload. Control characters in text from a peer (a topic name, an address) are escaped, so that it cannot
 control a terminal or forge a second line. Fields given as `extra={"peer": …}` appear as `peer=…` or as JSON keys.
+
+The message of a line is constant, and its words joined by underscores are the name of the event: `connection_closed`. JSON lines have it
+as `event`. docs/operations.md lists the names, and a test compares the list with the source, so they do not change by accident. At most
+`LINES_PER_MINUTE_MAX` lines of one event are written in a minute; the next one tells how many were left out.
 """
 
 from __future__ import annotations
@@ -9,22 +13,30 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import sys
+import threading
+import time
 import traceback
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Final, TextIO
 
+from headrace.net.counters import LineLimit
 from headrace.server.config import Logging
 from headrace.server.settings import LogFormat
 
-_OWN_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_WORDS: Final = re.compile(r"[a-z0-9]+")
+_OWN_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
 _FIELD_CHARACTERS_MAX: Final = 500
+LINES_PER_MINUTE_MAX: Final = 120
 
 
 def set_up_logs(log: Logging, stream: TextIO | None = None) -> None:
     """Send the loggers `headrace` and `asyncio` to `stream` (default: stderr) in the configured format."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines() if log.format is LogFormat.JSON else TextLines())
+    handler.addFilter(RateLimit())
     for name in ("headrace", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
@@ -32,6 +44,34 @@ def set_up_logs(log: Logging, stream: TextIO | None = None) -> None:
     logging.getLogger("headrace").setLevel(log.level.upper())
     logging.getLogger("asyncio").setLevel(logging.WARNING)
     logging.raiseExceptions = False  # a full disk or a closed pipe must not cause more output
+
+
+def event_name(record: logging.LogRecord) -> str:
+    """Return the stable name of the event: the words of its message without arguments, or the field `event`."""
+    given = getattr(record, "event", None)
+    return str(given) if given is not None else slug(str(record.msg))
+
+
+def slug(message: str) -> str:
+    """Return the words of a message before its first argument or colon, joined by underscores."""
+    return "_".join(_WORDS.findall(message.partition("%")[0].partition(":")[0].lower()))
+
+
+class RateLimit(logging.Filter):
+    """Leaves out lines of an event beyond `LINES_PER_MINUTE_MAX`, except debug lines."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock, self._limit, self._lock = clock, LineLimit(LINES_PER_MINUTE_MAX), threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno <= logging.DEBUG:
+            return True
+        with self._lock:
+            left_out = self._limit.left_out((record.name, event_name(record)), self._clock())
+        if left_out:
+            record.left_out = left_out + getattr(record, "left_out", 0)
+        return left_out is not None
 
 
 def escaped(text: str) -> str:
@@ -91,6 +131,7 @@ class JsonLines(logging.Formatter):
             "time": _time(record),
             "level": record.levelname.lower(),
             "logger": record.name,
+            "event": event_name(record),
             "message": record.getMessage(),
         }
         for name, value in _fields(record).items():

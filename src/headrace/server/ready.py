@@ -73,4 +73,4 @@ def notify(state: str, environment: Mapping[str, str]) -> None:
             sock.setblocking(False)
             sock.sendto(state.encode(), path)
     except OSError as failure:
-        _log.warning("NOTIFY_SOCKET %s: %s", address, failure.strerror or failure)
+        _log.warning("supervisor not notified", extra={"NOTIFY_SOCKET": address, "reason": failure.strerror or failure})

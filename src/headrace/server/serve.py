@@ -71,7 +71,7 @@ def serve(config: Config, options: ServeOptions, environment: Mapping[str, str])
     raise_file_limit()
     sys.setswitchinterval(_SWITCH_SECONDS)
     if not CHECKSUMS_IN_C:
-        _log.warning("checksums are computed in Python at about 1 MB/s: the installed google-crc32c has no extension module")
+        _log.warning("checksums are slow: about 1 MB/s in Python, because the installed google-crc32c has no extension module")
     make = partial(
         Server,
         config,
@@ -148,7 +148,7 @@ def _signals(loop: asyncio.AbstractEventLoop, stop: asyncio.Event, ready: ReadyF
                 ready.remove()
             # sys.exit would wait for threads.
             os._exit(128 + number)
-        _log.info("received %s", number.name)
+        _log.info("signal received", extra={"signal": number.name})
         stop.set()
 
     for number in _SIGNALS:
@@ -172,7 +172,8 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 def _report_defect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log a failed callback in one line. The broker continues."""
-    _log.error("defect: %s", context["message"], exc_info=context.get("exception"))
+    fields = {"what": context["message"], "peer": context["peer"]} if "peer" in context else {"what": context["message"]}
+    _log.error("defect", extra=fields, exc_info=context.get("exception"))
 
 
 def _freeze_memory() -> None:

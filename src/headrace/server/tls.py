@@ -50,8 +50,11 @@ def warn_of_expiry(path: Path, now: datetime) -> None:
         return  # OpenSSL has just loaded it; the next check reads a file replaced meanwhile
     days = (end - now).days
     if days < EXPIRY_DAYS:
-        words = "the certificate has expired" if end <= now else f"the certificate expires in {days} days"
-        _log.warning(words, extra={"certificate": path, "end": end.isoformat()})
+        fields = {"certificate": path, "end": end.isoformat()}
+        if end <= now:
+            _log.warning("the certificate has expired", extra=fields)
+        else:
+            _log.warning("the certificate expires soon", extra={**fields, "days": days})
 
 
 class TlsWatch:

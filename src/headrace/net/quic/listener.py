@@ -221,8 +221,14 @@ class StreamLink:
         if self._reason is None:
             self._reason = reason
             self._counters.count_end(reason, error=error)
-            level = logging.WARNING if error else logging.DEBUG
-            log.log(level, "stream closed", extra={"peer": self.peer, "protocol": self._owner.protocol.name, "reason": reason})
+            fields: dict[str, object] = {"peer": self.peer, "protocol": self._owner.protocol.name, "reason": reason}
+            if not error:
+                log.debug("stream closed", extra=fields)
+                return
+            key = (self.peer.rpartition(":")[0], "stream", reason.partition(":")[0])
+            left_out = self._counters.end_lines.left_out(key, asyncio.get_running_loop().time())
+            if left_out is not None:
+                log.warning("stream closed", extra=fields | ({"left_out": left_out} if left_out else {}))
 
 
 class QuicPeer:

@@ -12,6 +12,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
+from headrace.spark.pipelines import traces
 from headrace.spark.pipelines.checkpoint import unfinished
 from headrace.spark.pipelines.diagnosis import Diagnosis, diagnose, offsets_of
 from headrace.spark.pipelines.keys import AVAILABLE_NOW
@@ -39,6 +40,7 @@ class Flow:
         self.give_up = ""
         self._wake_ms = 0
         self._seen = ""
+        self._send_span = traces.report()
         # Each sink reads at its own pace, so each has its own group for progress.
         every = frames(spark, pipeline, group=f"{pipeline.name}.{sink.name}")
         self._frame = shaped(every[sink.source], sink)
@@ -124,6 +126,8 @@ class Flow:
             self.state, self._seen = self.state.after(report), moment_of(report)
             if self.state.batch != before:
                 self.restarts.succeeded()
+            if self._send_span is not None:
+                self._send_span(self.pipeline.name, self.state.name, report)
 
     def _failing_batch(self, text: str) -> str:
         """Return the number of the failed batch, or if the checkpoint cannot be read, the offsets from Spark's message."""
