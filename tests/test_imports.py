@@ -61,7 +61,7 @@ MAY_KNOW: dict[str, set[str]] = {
     },
     "bench": {"headrace.*"},
     # The demo works from outside: it starts programs and connects to them as a user would.
-    "demo": {"headrace.clients.*", "headrace.flight.client", "headrace.programs"},
+    "demo": {"headrace.clients.*", "headrace.flight.client", "headrace.programs", "headrace.kafka_server"},
     "sync": {"headrace.clients.*"},
     "programs": set(),
     "kafka_server": {"headrace.programs"},

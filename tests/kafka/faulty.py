@@ -1,4 +1,4 @@
-"""A broker on three Kafka nodes, a load with a ledger, faults by chance, and the verification of all records at the end.
+"""Two brokers on three Kafka nodes, a load with a ledger, faults by chance, and the verification of all records at the end.
 
 Each value is sent once: after an unknown outcome the load goes on with the next value. An acknowledged value must be in the log once, no
 value may be there twice, a refused one not at all, and the values of a partition must be in the order in which they were sent.
@@ -7,6 +7,7 @@ value may be there twice, a refused one not at all, and the values of a partitio
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import signal
 from collections import Counter
@@ -21,6 +22,7 @@ import headrace
 from headrace.clients.errors import NotSent, OutcomeUnknown
 from headrace.errors import HeadraceError
 from headrace.kafka_server import Cluster, Node
+from headrace.kafka_server.cluster import free_ports
 from tests.server.process import BrokerProcess
 
 PARTITIONS: Final = 3
@@ -98,27 +100,38 @@ def _kind(error: HeadraceError) -> str:
 
 
 class Subject:
-    """The brokers under test and the faults that can happen to them."""
+    """Two brokers on one cluster, of which one serves and the other waits, and the faults that can happen to them."""
 
     def __init__(self, cluster: Cluster, folder: Path, topic: str) -> None:
         self.cluster, self.topic, self._folder = cluster, topic, folder
-        self.broker = self._started("127.0.0.1:0")
-        self.broker.wait_ready()
-        host, port = self.broker.addresses[0]
-        self.address = f"{host}:{port}"
+        self._ports = free_ports(2)
+        self._brokers = [self._started(number) for number in range(2)]
 
     @property
     def url(self) -> str:
-        return f"flymq://{self.address}"
+        return f"flymq://{','.join(f'127.0.0.1:{port}' for port in self._ports)}"
 
-    def _started(self, listen: str) -> BrokerProcess:
+    def _started(self, number: int) -> BrokerProcess:
+        folder = self._folder / f"broker-{number}"
+        folder.mkdir(exist_ok=True)
         engine = ["--engine", "kafka", "--set", f"kafka.bootstrap={self.cluster.bootstrap}", "--set", "kafka.prefix=faults."]
-        return BrokerProcess(self._folder, *engine, "--listen", listen, log=self._folder / "broker.log")
+        return BrokerProcess(folder, *engine, "--listen", f"127.0.0.1:{self._ports[number]}", log=folder / "log")
 
     def close(self) -> None:
-        if self.broker.process.poll() is None:
-            self.broker.process.kill()
-        self.broker.process.communicate()
+        for broker in self._brokers:
+            broker.process.kill()
+            broker.process.communicate()
+
+    async def serving(self) -> int:
+        """Wait until a broker accepts connections and return its number."""
+        async with asyncio.timeout(RECOVERY_SECONDS_MAX):
+            while True:
+                for number, port in enumerate(self._ports):
+                    with contextlib.suppress(OSError):
+                        _, writer = await asyncio.open_connection("127.0.0.1", port)
+                        writer.close()
+                        return number
+                await asyncio.sleep(0.1)
 
     def leader(self) -> Node:
         """Return the node that leads partition 0 of the topic."""
@@ -141,15 +154,19 @@ class Subject:
         await asyncio.to_thread(self.cluster.wait)
 
     async def kill_broker(self) -> None:
-        self.broker.process.kill()
-        self.broker.process.communicate()
-        self.broker = self._started(self.address)
-        await asyncio.to_thread(self.broker.wait_ready)
+        """Kill the broker that serves. The other takes over; the killed one starts again and waits."""
+        number = await self.serving()
+        self._brokers[number].process.kill()
+        self._brokers[number].process.communicate()
+        assert await self.serving() != number
+        self._brokers[number] = self._started(number)
 
     async def pause_broker(self, chance: random.Random) -> None:
-        self.broker.process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(chance.uniform(0.5, 12.0))
-        self.broker.process.send_signal(signal.SIGCONT)
+        """Pause the broker that serves, at times so long that the other takes over. The paused one must notice it."""
+        process = self._brokers[await self.serving()].process
+        process.send_signal(signal.SIGSTOP)
+        await asyncio.sleep(chance.uniform(0.5, 20.0))
+        process.send_signal(signal.SIGCONT)
 
     async def fault(self, chance: random.Random) -> str:
         """Let one fault happen and end. Returns its name."""

@@ -26,6 +26,7 @@ async def test_no_fault_loses_doubles_or_reorders_what_was_acknowledged(kafka_cl
     subject = Subject(kafka_cluster, tmp_path, "ledger")
     history: list[str] = []
     try:
+        await subject.serving()
         async with headrace.connect(subject.url) as client:
             await client.create_topic("ledger", partitions=PARTITIONS)
         load = Load("ledger", subject.url)

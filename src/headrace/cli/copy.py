@@ -30,8 +30,8 @@ def copy(
     differently. An interrupted copy continues where it stopped when the command is given again, and copies what was added meanwhile. A
     broker is started on a directory or on kafka:// for the time of the copy; its configuration is that of the environment.
 
-    Not copied: passwords and API keys, which no broker gives away, delayed messages, open transactions and staged records. No other client may
-    write to the copied topics of the target. Exits with 1 if a partition differs.
+    Not copied: passwords and API keys, which no broker gives away, delayed messages, open transactions and staged records. No other client
+    may write to the copied topics of the target. Exits with 1 if a partition differs.
     """
     with needs("headrace copy"):
         from headrace.cli.copying import copied

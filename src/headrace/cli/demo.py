@@ -22,9 +22,23 @@ from headrace.extras import needs
 @click.option(
     "--listen-flight", metavar="HOST:PORT", default="127.0.0.1:8815", show_default=True, help="As `headrace serve --listen-flight`."
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["embedded", "kafka"]),
+    default="embedded",
+    show_default=True,
+    help="Where the log is. kafka: on a Kafka node that is downloaded once, started for the demo, and deleted at the end.",
+)
 @needs("headrace demo", "pyspark", "pyarrow", "pandas", "deltalake", "aioquic")
 def demo(
-    pipeline: Path, data: Path, duration: float | None, rate: float, listen: tuple[str, ...], listen_quic: str, listen_flight: str
+    pipeline: Path,
+    data: Path,
+    duration: float | None,
+    rate: float,
+    listen: tuple[str, ...],
+    listen_quic: str,
+    listen_flight: str,
+    engine: str,
 ) -> int:
     """Run broker, pipeline and sample traffic together.
 
@@ -36,5 +50,5 @@ def demo(
 
     from headrace.demo.demo import DemoOptions, run_demo
 
-    options = DemoOptions(pipeline, data, duration, rate, listen, listen_quic, listen_flight)
+    options = DemoOptions(pipeline, data, duration, rate, listen, listen_quic, listen_flight, is_on_kafka=engine == "kafka")
     return 0 if run_demo(options, Console()) else 1

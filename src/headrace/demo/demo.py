@@ -19,10 +19,11 @@ import secrets
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from headrace.demo.screen import DemoState, Screen
 from headrace.demo.traffic import ProtocolTraffic, Traffic, publish
 from headrace.errors import HeadraceError, UnknownTopic
 from headrace.flight.client import FlightClient, Servers
+from headrace.kafka_server import Cluster, JarsUnavailable, KafkaFailed
 from headrace.programs import last_line, started, stop
 
 
@@ -127,10 +129,29 @@ class DemoOptions:
     quic: str = "127.0.0.1:4848"
     flight: str = "127.0.0.1:8815"
     serve_arguments: tuple[str, ...] = ()
+    is_on_kafka: bool = False
+    """Whether the log is in a Kafka node that is started for the demo."""
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
     """Run the demo and return whether all checks hold. Raises `DemoFailed`."""
+    return _run_on_kafka(options, console) if options.is_on_kafka else _run(options, console)
+
+
+def _run_on_kafka(options: DemoOptions, console: Console) -> bool:
+    """Run the demo on a Kafka node. All files are deleted at the end: the next execution has another Kafka, to which no progress fits."""
+    options.data.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.data, prefix="on-kafka-") as folder:
+        console.print("starting Kafka; the first time it is downloaded", highlight=False)
+        try:
+            with Cluster(Path(folder)) as cluster:
+                engine = ("--engine", "kafka", "--set", f"kafka.bootstrap={cluster.bootstrap}")
+                return _run(replace(options, data=Path(folder) / "demo", serve_arguments=(*options.serve_arguments, *engine)), console)
+        except (JarsUnavailable, KafkaFailed) as failure:
+            raise DemoFailed(str(failure)) from failure
+
+
+def _run(options: DemoOptions, console: Console) -> bool:
     work = options.data
     work.mkdir(parents=True, exist_ok=True)
     key = secrets.token_urlsafe()
@@ -151,7 +172,10 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
                     demo.catch_up(screen.show)
             finally:
                 pipeline.stop()
-            return _conclude(console, flight_client, traffic, work / "orders_by_minute")
+            holds = _conclude(console, flight_client, traffic, work / "orders_by_minute")
+            if not options.is_on_kafka:
+                console.print(f"the data is in {work}; the next execution continues with it", highlight=False, soft_wrap=True)
+            return holds
     finally:
         broker.stop()
 
@@ -271,7 +295,6 @@ def _conclude(console: Console, flight_client: FlightClient, traffic: Traffic, t
     console.print("verification:", highlight=False)
     for check in checks:
         console.print(f"  {'yes' if check.holds else 'NO '}  {check.claim}: {check.numbers}", highlight=False, soft_wrap=True)
-    console.print(f"the data is in {table.parent}; the next execution continues with it", highlight=False, soft_wrap=True)
     return all(check.holds for check in checks)
 
 

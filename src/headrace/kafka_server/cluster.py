@@ -192,7 +192,7 @@ def _wait(nodes: Sequence[Node], seconds: float) -> None:
 
 
 def _nodes(folder: Path, count: int, settings: Mapping[str, str], command: Sequence[str]) -> list[Node]:
-    ports = _free_ports(2 * count)
+    ports = free_ports(2 * count)
     nodes = [Node(1 + index, folder / f"kafka-{1 + index}", ports[2 * index], ports[2 * index + 1], command) for index in range(count)]
     voters = ",".join(f"{node.number}@127.0.0.1:{node.controller_port}" for node in nodes)
     cluster_id = _random_id()
@@ -240,7 +240,8 @@ def _random_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode().replace("-", "a")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 on which nothing listens."""
     listening = []
     try:
         for _ in range(count):

@@ -5,6 +5,8 @@ A manifest names the coordinates and every file with its SHA-256:
     # org.apache.kafka:kafka_2.13:4.3.1
     22d1d431…  HdrHistogram-2.2.2.jar
 
+With the word `alone` after a coordinate, its dependencies are left out.
+
 The Apache Ivy in PySpark resolves the coordinates. A directory enters the cache only if it holds exactly the files of its manifest. The
 cache is `HEADRACE_JARS`, by default `headrace/jars` in the user's cache directory.
 """
@@ -25,6 +27,8 @@ from typing import Final
 
 HERE: Final = Path(__file__).parent
 KAFKA: Final = HERE / "kafka.sha256"
+TOOLS: Final = HERE / "kafka-tools.sha256"
+"""Kafka's load generator. It runs with the jars of Kafka."""
 RESOLVE_SECONDS_MAX: Final = 600
 
 
@@ -105,7 +109,9 @@ def _resolve(coordinates: list[str], target: Path, ivy_cache: Path) -> None:
     target.mkdir()
     for each in coordinates:
         retrieve = str(target / "[artifact]-[revision].[ext]")
-        command = [java(), "-jar", str(_ivy()), "-cache", str(ivy_cache), "-dependency", *each.split(":")]
+        coordinate, _, alone = each.partition(" ")
+        command = [java(), "-jar", str(_ivy()), "-cache", str(ivy_cache), "-dependency", *coordinate.split(":")]
+        command += ["-notransitive"] if alone else []
         try:
             done = subprocess.run(
                 [*command, "-confs", "default", "-retrieve", retrieve, "-warn"],
