@@ -14,6 +14,7 @@ KAFKA_TESTS ?= tests/engine tests/kafka tests/protocols tests/spark/sink tests/s
 ROUNDS ?= 100
 SEED ?= 1
 FUZZ_ARGS ?= --seconds 600
+SCREENSHOTS ?= screenshots
 FILES ?= src tests benchmarks examples
 
 RUN_STAMP := $(VENV)/.installed-run
@@ -21,7 +22,7 @@ DEV_STAMP := $(VENV)/.installed-dev
 MANIFESTS := pyproject.toml hashes.txt tools/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-quick test-kafka test-kafka-faults fuzz lint format docs bench clean install
+.PHONY: help run serve test test-quick test-kafka test-kafka-faults fuzz lint format docs screenshots bench clean install
 
 help: ## list the targets
 	@echo "make TARGET [NAME=value ...]"
@@ -65,6 +66,9 @@ format: $(DEV_STAMP) ## rewrite the sources as lint expects them (FILES="path ..
 
 docs: $(DEV_STAMP) ## regenerate docs/reference
 	@$(BIN)/python -m headrace.cli.reference docs/reference
+
+screenshots: $(DEV_STAMP) ## take screenshots of every page of the console, into SCREENSHOTS=screenshots
+	@$(BIN)/python -m tests.console.screenshots $(SCREENSHOTS)
 
 bench: $(DEV_STAMP) ## run headrace bench (BENCH_ARGS="consume --protocol figg"); internals: .venv/bin/python -m benchmarks.log|flight|quic|spark
 	@$(BIN)/headrace bench $(BENCH_ARGS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -71,7 +73,9 @@ def _root_path(context: click.Context, parameter: click.Parameter, text: str) ->
 @click.option(
     "--audit-file", metavar="FILE", type=click.Path(path_type=Path), help="Append every action to this file, one JSON object per line."
 )
-@click.option("--ready-file", metavar="FILE", type=click.Path(path_type=Path), help="Write the console's URL to this file once it is open.")
+@click.option(
+    "--ready-file", metavar="FILE", type=click.Path(path_type=Path), help="Write pid and URL to this file as JSON when it serves."
+)
 def console(
     listen: tuple[str, int],
     server: str | None,
@@ -128,6 +132,6 @@ def console(
 def _announce(url: str, broker: str, ready_file: Path | None) -> None:
     if ready_file is not None:
         temporary = ready_file.with_name(f".{ready_file.name}.new")
-        temporary.write_text(f"{url}\n", encoding="utf-8")
+        temporary.write_text(json.dumps({"url": url, "pid": os.getpid()}), encoding="utf-8")
         temporary.replace(ready_file)
     click.echo(f"console of {broker}: {url}")

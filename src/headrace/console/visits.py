@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
+from itertools import takewhile
 from typing import Any, Final, TypeVar
 from urllib.parse import urlencode
 
@@ -178,7 +179,7 @@ class Visit:
     def command(self, *words: object) -> str:
         """Return the equivalent command line."""
         user = ["--user", self.login.user] if self.login.user else []
-        return "headrace " + shlex.join([*map(str, words), *self.console.settings.broker.arguments, *user])
+        return command_line([*map(str, words)], [*self.console.settings.broker.arguments, *user])
 
     # Actions.
 
@@ -240,6 +241,15 @@ class Visit:
                     client.abandon()
 
         return StreamingResponse(content(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+
+def command_line(words: Sequence[str], options: Sequence[str] = ()) -> str:
+    """Return a command line. Arguments that begin with a hyphen, such as a message -1, come last, after --."""
+    count = 1 if words[0] in ("pub", "fetch", "status") else 2
+    arguments = list(takewhile(lambda word: not word.startswith("--") and word not in ("-n", "-o"), words[count:]))
+    if not any(word.startswith("-") for word in arguments):
+        return "headrace " + shlex.join([*words, *options])
+    return "headrace " + shlex.join([*words[:count], *words[count + len(arguments) :], *options, "--", *arguments])
 
 
 def event_of(name: str, data: str) -> str:
