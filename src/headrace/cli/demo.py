@@ -52,7 +52,5 @@ def demo(
 
     from headrace.demo.demo import DemoOptions, run_demo
 
-    options = DemoOptions(
-        pipeline, data, duration, rate, listen, listen_quic, listen_flight, listen_console, is_on_kafka=engine == "kafka"
-    )
+    options = DemoOptions(pipeline, data, duration, rate, listen, listen_quic, listen_flight, listen_console, is_on_kafka=engine == "kafka")
     return 0 if run_demo(options, Console()) else 1

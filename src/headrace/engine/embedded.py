@@ -338,7 +338,7 @@ class EmbeddedEngine:
             else:
                 future.set_result(result)
 
-        ack = Ack.DURABLE if Ack.DURABLE in acks else max(set(acks), key=_STRENGTH.__getitem__)
+        ack = next(level for level in (Ack.DURABLE, Ack.WRITTEN, Ack.NONE) if level in acks)
         self.store.stage_each(logs, values, keys, ack=ack, now=self._clock(), done=done, size_bytes=size_bytes)
         return future
 

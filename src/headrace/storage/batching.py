@@ -39,7 +39,9 @@ def chunked(batches: Sequence[AnyBatch], now: int, *, small: bool) -> list[AnyBa
 
 def plain_values(batch: AnyBatch, *, small: bool) -> list[bytes] | None:
     """Return the values of a batch that has nothing else, no tombstone, and the size of one stored batch. `small`: its size is known."""
-    if not isinstance(batch, RecordBatch) or not (batch.keys is batch.headers is batch.timestamps is batch.expiries is None):
+    if not isinstance(batch, RecordBatch) or any(
+        column is not None for column in (batch.keys, batch.headers, batch.timestamps, batch.expiries)
+    ):
         return None
     values = cast("list[bytes]", batch.values)
     if None in values or len(values) > BATCH_RECORDS_MAX:
