@@ -42,9 +42,12 @@ def plain_values(batch: AnyBatch, *, small: bool) -> list[bytes] | None:
     if not isinstance(batch, RecordBatch) or not (batch.keys is batch.headers is batch.timestamps is batch.expiries is None):
         return None
     values = cast("list[bytes]", batch.values)
-    if None in values or len(values) > BATCH_RECORDS_MAX:
-        return None
-    return values if small or sum(map(len, values)) <= BATCH_BYTES_TARGET else None
+    return values if None not in values and fits_one(values, small=small) else None
+
+
+def fits_one(values: Sequence[bytes], *, small: bool) -> bool:
+    """Return whether the values fit one stored batch. `small`: their size does."""
+    return len(values) <= BATCH_RECORDS_MAX and (small or sum(map(len, values)) <= BATCH_BYTES_TARGET)
 
 
 def _join(batches: list[RecordBatch], now: int, small: bool, found: list[AnyBatch]) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 
 from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
 from headrace.limits import BATCH_JOINED_BYTES_MAX, KIB, MIB
-from headrace.records import AnyBatch, Bounds
+from headrace.records import AnyBatch, Bounds, RecordBatch
 from headrace.storage import batch as batch_format
 from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
@@ -72,8 +72,14 @@ class Pending:
     partition: Partition
     base_offset: int
     batches: list[AnyBatch] = field(default_factory=list)
-    singles: tuple[list[bytes], list[bytes | None] | None] | None = None
-    """Values and keys of the last batch if further single records may join it."""
+    values: list[bytes] | None = None
+    """Single records without keys, while there is nothing else: `batches` is then empty."""
+
+    def add(self, batch: AnyBatch) -> None:
+        if self.values is not None:
+            self.batches.append(RecordBatch(self.values))
+            self.values = None
+        self.batches.append(batch)
 
 
 class Partition:
