@@ -39,7 +39,10 @@ def test_an_append_without_resources_is_refused_for_now(kind: str, error: int) -
     assert values(opened(barest(files)), log) == [LARGE, b"after"]
 
 
-def test_an_append_that_finds_no_memory_is_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("build", "keys"), [("build", [b"key"]), ("build_plain", None)])
+def test_an_append_that_finds_no_memory_is_refused_for_now(
+    build: str, keys: list[bytes | None] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = opened(SimulatedFiles())
     log = new_log(store)
 
@@ -47,8 +50,8 @@ def test_an_append_that_finds_no_memory_is_refused_for_now(monkeypatch: pytest.M
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "build_plain", exhausted)
-        refused = staged(store, (log, RecordBatch([b"x"])))
+        patch.setattr(store_module, build, exhausted)
+        refused = staged(store, (log, RecordBatch([b"x"], keys)))
         store.flush()
     assert isinstance(refused[0], Unavailable)
     assert put(store, log, b"after").base_offset == 0

@@ -16,7 +16,7 @@ from statistics import fmean, median
 from typing import Final, TypeAlias
 
 from headrace.bench.children import Address, BenchFailed
-from headrace.bench.load import CHUNK_BYTES, Chunk, LoadConnection, Meter, connected, run, sample_values
+from headrace.bench.load import CHUNK_BYTES, Chunk, LoadConnection, connected, run, sample_values
 from headrace.bench.options import Bench, Chosen, Measured
 from headrace.bench.protocols.contract import receive_exactly
 from headrace.bench.protocols.flymq import call, payload_bytes
@@ -40,17 +40,10 @@ _ID: Final = "\0" * 20
 """Stands for the id of a transaction in prebuilt frames. Most ids have this length."""
 
 
+Plan: TypeAlias = "list[bytes] | TransactionMeter"
+"""Requests with replies of one size, or transactions."""
 Names: TypeAlias = Callable[[int], list[str]]
 """Returns the names of so many existing topics."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Requests of one connection and the meter of their replies."""
-
-    chunks: Sequence[Chunk]
-    meter: Meter
-    records: int
 
 
 @dataclass(slots=True)
@@ -59,7 +52,7 @@ class Workload:
 
     name: str
     target: Target | None
-    prepare: Callable[[socket.socket, list[str]], Load]
+    prepare: Callable[[list[str]], Plan]
     """Build all requests for the given topics."""
     topics: int = 1
     rates: list[float] = field(default_factory=list)
@@ -71,22 +64,21 @@ def workloads(records: int, value_bytes: int, topics: Sequence[int], repeat: int
     """Return PRODUCE to one topic, then what is compared with it."""
     values = list(islice(cycle(sample_values(value_bytes)), records))
 
-    def single(build: Callable[[str, int, bytes], Request], count: int = records) -> Callable[[socket.socket, list[str]], Load]:
-        def prepare(sock: socket.socket, names: list[str]) -> Load:
+    def single(build: Callable[[str, int, bytes], Request], count: int = records) -> Callable[[list[str]], Plan]:
+        def prepare(names: list[str]) -> Plan:
             (topic,) = names
-            return _load(sock, [encode_request(build(topic, index, value)) for index, value in enumerate(values[:count])])
+            return [encode_request(build(topic, index, value)) for index, value in enumerate(values[:count])]
 
         return prepare
 
-    def produce(sock: socket.socket, names: list[str]) -> Load:
+    def produce(names: list[str]) -> Plan:
         turns = zip(cycle(names), values, strict=False)
-        return _load(sock, [encode_request(ProduceBatch(topic, [value])) for topic, value in turns])
+        return [encode_request(ProduceBatch(topic, [value])) for topic, value in turns]
 
-    def transactions(count: int) -> Callable[[socket.socket, list[str]], Load]:
-        def prepare(sock: socket.socket, names: list[str]) -> Load:
+    def transactions(count: int) -> Callable[[list[str]], Plan]:
+        def prepare(names: list[str]) -> Plan:
             (topic,) = names
-            meter = TransactionMeter(topic, (values[first : first + count] for first in range(0, records, count)))
-            return Load([Chunk(meter.begins * 2, 0)], meter, records)
+            return TransactionMeter(topic, [values[first : first + count] for first in range(0, records, count)])
 
         return prepare
 
@@ -119,11 +111,12 @@ def measure(bench: Bench, chosen: Chosen, records: int, value_bytes: int, topics
 
 def _run(target: Measured, workload: Workload, names: Names) -> tuple[int, float, float]:
     """Return the number of records, and the seconds and the CPU time of the broker that they took."""
-    topics = names(workload.topics)
+    plan = workload.prepare(names(workload.topics))
+    # The broker closes a connection that sends nothing, so the requests are built before.
     with connected(target.address) as (sock,):
-        load = workload.prepare(sock, topics)
+        load = plan.load(sock) if isinstance(plan, TransactionMeter) else _load(sock, plan)
         before = target.cpu_seconds()
-        seconds = run([LoadConnection(sock, load.chunks, load.meter, load.records)])
+        seconds = run([load])
         return load.records, seconds, target.cpu_seconds() - before
 
 
@@ -151,7 +144,7 @@ def _figures(base: Workload, others: Sequence[Workload]) -> list[Figure]:
     return figures
 
 
-def _load(sock: socket.socket, requests: list[bytes]) -> Load:
+def _load(sock: socket.socket, requests: list[bytes]) -> LoadConnection:
     """Send the first request to learn the size of a reply, and join the others."""
     sock.sendall(requests[0])
     head = receive_exactly(sock, HEADER_BYTES)
@@ -164,7 +157,7 @@ def _load(sock: socket.socket, requests: list[bytes]) -> Load:
 
     each = max(1, CHUNK_BYTES // len(requests[0]))
     chunks = [Chunk(b"".join(requests[first : first + each]), each) for first in range(1, len(requests), each)]
-    return Load(chunks, Acks(size, counted), len(requests))
+    return LoadConnection(sock, chunks, Acks(size, counted), len(requests))
 
 
 class TransactionMeter:
@@ -185,6 +178,9 @@ class TransactionMeter:
         self._begun = 0
         self._records: deque[int] = deque()
         """Of each transaction whose commit is not answered, in order."""
+
+    def load(self, sock: socket.socket) -> LoadConnection:
+        return LoadConnection(sock, [Chunk(self.begins * 2, 0)], self, sum(len(values) for values, _ in self._waiting))
 
     def feed(self, received: bytearray, size: int) -> bytes:
         self._held += memoryview(received)[:size]

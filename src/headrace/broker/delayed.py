@@ -78,7 +78,8 @@ class Delayed(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def size_bytes(self) -> int:
-        return len(self.value or b"") + len(self.key or b"") + headers_bytes(self.headers) + _ENTRY_BYTES
+        headers = headers_bytes(self.headers) if self.headers else 0
+        return len(self.value or b"") + len(self.key or b"") + headers + _ENTRY_BYTES
 
 
 class Waiting(msgspec.Struct, eq=False, gc=False):
@@ -183,9 +184,10 @@ class Schedule(TableLog[_Key, Delayed]):
                 self._count -= 1
                 self._bytes -= waiting.message.size_bytes
             return
-        self._waiting[id] = Waiting(id, value)
-        self._push(self._waiting[id], value.due)
-        self._arm()
+        waiting = self._waiting[id] = Waiting(id, value)
+        self._push(waiting, value.due)
+        if self._timer is None or value.due < self._timer_at:
+            self._arm()
 
     # Adding
 
@@ -198,11 +200,8 @@ class Schedule(TableLog[_Key, Delayed]):
     def stage(self, messages: Sequence[Delayed]) -> StagedMessages:
         """Store messages: all of them or, raising at once, none."""
         sizes = [message.size_bytes for message in messages]
-        check_batch(
-            RecordBatch(
-                [message.value for message in messages], [message.key for message in messages], [message.headers for message in messages]
-            )
-        )
+        headers = [message.headers for message in messages]
+        check_batch(RecordBatch([message.value for message in messages], [message.key for message in messages], headers))
         count, size_bytes = len(messages), sum(sizes)
         if max(sizes) > DELAYED_RECORD_BYTES_MAX + _ENTRY_BYTES:
             raise RecordTooLarge(size_bytes=max(sizes) - _ENTRY_BYTES, bytes_max=DELAYED_RECORD_BYTES_MAX)

@@ -100,12 +100,9 @@ class TableLog(Generic[K, V]):
             await asyncio.wait([known(staged) for staged in self._pending])
 
     def _batch(self, changes: Changes[K, V]) -> RecordBatch:
-        keys: list[bytes | None] = []
-        values: list[bytes | None] = []
-        for key, value in changes:
-            keys.append(self._encode(key))
-            values.append(None if value is None else self._encode_value(value))
-        return RecordBatch(values, keys)
+        changed, encode, encode_value = list(changes), self._encode, self._encode_value
+        values = [None if value is None else encode_value(value) for _, value in changed]
+        return RecordBatch(values, [encode(key) for key, _ in changed])
 
 
 class Table(TableLog[K, V]):

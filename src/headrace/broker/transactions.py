@@ -253,7 +253,7 @@ class Transactions:
         return staged
 
     def committing(self, transaction: Transaction) -> None:
-        """Do not count it as open: whoever waits for the commit bounds the number of these."""
+        """Do not count it as open. The caller that waits for the commit bounds the number of these."""
         self._open.discard(transaction)
 
     def reopened(self, transaction: Transaction) -> None:

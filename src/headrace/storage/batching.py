@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
+from operator import add
 from typing import cast
 
 from headrace.columns import headers_bytes
@@ -39,14 +40,17 @@ def chunked(batches: Sequence[AnyBatch], now: int, *, small: bool) -> list[AnyBa
 
 def plain_values(batch: AnyBatch, *, small: bool) -> list[bytes] | None:
     """Return the values of a batch that has nothing else, no tombstone, and the size of one stored batch. `small`: its size is known."""
-    if not isinstance(batch, RecordBatch) or any(
-        column is not None for column in (batch.keys, batch.headers, batch.timestamps, batch.expiries)
-    ):
+    if not isinstance(batch, RecordBatch) or batch.keys is not None or batch.headers is not None:
+        return None
+    if batch.timestamps is not None or batch.expiries is not None:
         return None
     values = cast("list[bytes]", batch.values)
-    if None in values or len(values) > BATCH_RECORDS_MAX:
-        return None
-    return values if small or sum(map(len, values)) <= BATCH_BYTES_TARGET else None
+    return values if None not in values and fits_one(values, small=small) else None
+
+
+def fits_one(values: Sequence[bytes], *, small: bool) -> bool:
+    """Return whether the values fit one stored batch. `small`: their size does."""
+    return len(values) <= BATCH_RECORDS_MAX and (small or sum(map(len, values)) <= BATCH_BYTES_TARGET)
 
 
 def _join(batches: list[RecordBatch], now: int, small: bool, found: list[AnyBatch]) -> None:
@@ -91,9 +95,10 @@ def split(batch: RecordBatch) -> Iterator[RecordBatch]:
 
 def _ends(batch: RecordBatch) -> list[int]:
     """Return the running total of record sizes, without fixed-width columns."""
-    if batch.keys is None and batch.headers is None:
+    if batch.headers is None:
         try:
-            return list(accumulate(map(len, batch.values)))  # type: ignore[arg-type]  # None raises TypeError: cheaper than a test of each
+            sizes = map(len, batch.values)  # type: ignore[arg-type]  # None raises TypeError: cheaper than a test of each
+            return list(accumulate(sizes if batch.keys is None else map(add, sizes, map(len, batch.keys))))  # type: ignore[arg-type]
         except TypeError:
             pass
     return list(accumulate(_sizes(batch)))

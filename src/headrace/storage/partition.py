@@ -19,7 +19,7 @@ from typing import Final
 
 from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
 from headrace.limits import BATCH_JOINED_BYTES_MAX, KIB, MIB, READ_BATCHES_MAX
-from headrace.records import AnyBatch, Bounds
+from headrace.records import AnyBatch, Bounds, RecordBatch
 from headrace.storage import batch as batch_format
 from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
@@ -75,8 +75,14 @@ class Pending:
     batches: list[AnyBatch] = field(default_factory=list)
     is_large: bool = False
     """Whether the batches go to the segment first, and the journal only refers to them."""
-    singles: tuple[list[bytes], list[bytes | None] | None] | None = None
-    """Values and keys of the last batch if further single records may join it."""
+    values: list[bytes] | None = None
+    """Single records without keys, while there is nothing else: `batches` is then empty."""
+
+    def add(self, batch: AnyBatch) -> None:
+        if self.values is not None:
+            self.batches.append(RecordBatch(self.values))
+            self.values = None
+        self.batches.append(batch)
 
 
 class Partition:

@@ -20,7 +20,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any, Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
@@ -28,7 +27,7 @@ from headrace.histogram import BYTES, Histogram
 from headrace.limits import BATCH_BYTES_TARGET, LARGE_APPEND_BYTES, MIB, OPENED_BATCHES_BYTES_MAX
 from headrace.records import Ack, AnyBatch, Appended, AppendedEach, Bounds, ColumnBatch, RecordBatch
 from headrace.storage.batch import Built, StoredBatch, build, build_plain
-from headrace.storage.batching import chunked, plain_values
+from headrace.storage.batching import chunked, fits_one, plain_values
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import DISK_FULL_ERRNOS, Files, is_exhausted
 from headrace.storage.health import Health
@@ -393,8 +392,7 @@ class Store:
             if ahead is None:
                 pending[log] = Pending(partition, partition.next, [record_batch])
             else:
-                ahead.batches.append(record_batch)
-                ahead.singles = None
+                ahead.add(record_batch)
         for log, end in ends.items():
             self.partitions[log].next = end
         return placed
@@ -402,9 +400,8 @@ class Store:
     def _place_each(self, item: StagedEach, pending: dict[int, Pending], now: int) -> AppendedEach:
         """Assign offsets to independent records. Adjacent ones of one log share a batch."""
         placed = AppendedEach([], now)
-        offsets, keys = placed.offsets, repeat(None) if item.keys is None else item.keys
-        is_keyed = item.keys is not None
-        for log, value, key in zip(item.logs, item.values, keys, strict=False):
+        offsets, keys = placed.offsets, item.keys
+        for log, value in zip(item.logs, item.values, strict=True):
             ahead = pending.get(log)
             if ahead is None:
                 partition = self.partitions.get(log)
@@ -412,16 +409,13 @@ class Store:
                     placed.failed[len(offsets)] = Unavailable(f"log {log} was deleted before the append was written")
                     offsets.append(0)
                     continue
-                ahead = pending[log] = Pending(partition, partition.next)
+                ahead = pending[log] = Pending(partition, partition.next, [], [])
             else:
                 partition = ahead.partition
-            singles = ahead.singles
-            if singles is None or (singles[1] is None) is is_keyed:
-                singles = ahead.singles = ([], [] if is_keyed else None)
-                ahead.batches.append(RecordBatch(*singles))
-            singles[0].append(value)
-            if is_keyed:
-                singles[1].append(key)  # type: ignore[union-attr]  # it has keys as `is_keyed` says
+            if keys is None and ahead.values is not None:
+                ahead.values.append(value)
+            else:
+                ahead.add(RecordBatch([value], None if keys is None else [keys[len(offsets)]]))
             offset = partition.next
             partition.next = offset + 1
             offsets.append(offset)
@@ -496,8 +490,12 @@ class Store:
         batches: list[Built] = []
         partition, offset = pending.partition, pending.base_offset
         compress, keyring = partition.options.compress, partition.keyring
-        is_plain = len(pending.batches) == 1 and not (compress or keyring or pending.is_large)
-        if is_plain and (values := plain_values(pending.batches[0], small=small)):
+        values = pending.values
+        if values is not None and (compress or keyring is not None or not fits_one(values, small=small)):
+            pending.batches, values = [RecordBatch(values)], None
+        if values is None and len(pending.batches) == 1 and not (compress or keyring or pending.is_large):
+            values = plain_values(pending.batches[0], small=small)
+        if values is not None:
             assert offset + len(values) == partition.next, "every record has its assigned offset"
             return [build_plain(partition.id, offset, values, now)]
         for part in chunked(pending.batches, now, small=small):

@@ -46,7 +46,8 @@ def test_random_mixtures_decode_alike_however_they_are_cut(seed: int) -> None:
         for _ in range(dice.randint(1, 30)):
             value, time = dice.randbytes(dice.randint(0, 20)), dice.randint(-10, 1 << 40)
             key, partition = (dice.randbytes(2), dice.randint(-1, 3)) if odd and dice.random() < 0.3 else (b"", -1)
-            kind: type[ProduceDelayed] | type[ProduceWithTtl] = dice.choice([ProduceDelayed, ProduceWithTtl]) if odd else ProduceDelayed
+            is_delayed = not odd or dice.random() < 0.5
+            kind: type[ProduceDelayed | ProduceWithTtl] = ProduceDelayed if is_delayed else ProduceWithTtl
             requests.append(kind(topic, value, time, key, partition))
         for _ in range(dice.randint(0, 30)):
             transaction = "txn-1" if odd and dice.random() < 0.3 else ""

@@ -38,18 +38,20 @@ class StagedReplies:
 
 def stage_delayed(broker: Broker, who: Principal, batch: DelayedBatch) -> StagedReplies:
     """Store delayed messages. Raises at once what is known at once; then none is stored."""
-    value_sizes, keys = list(map(len, batch.values)), batch.keys or [None] * len(batch)
-    for key, value in zip(keys, batch.values, strict=True):
-        if len(key or b"") + len(value) > RECORD_BYTES_MAX:
-            raise RecordTooLarge(size_bytes=len(key or b"") + len(value), bytes_max=RECORD_BYTES_MAX)
-    chosen = [None if number == AUTO else number for number in batch.partitions or [AUTO] * len(batch)]
-    now, key_sizes = broker.now, [len(key) if key else AUTO for key in keys]
-    staged = broker.stage_delayed(who, batch.topic, batch.values, batch.delays, [key or None for key in keys], chosen)
+    count, value_sizes = len(batch), list(map(len, batch.values))
+    keys = [None] * count if batch.keys is None else [key or None for key in batch.keys]
+    key_sizes = [AUTO] * count if batch.keys is None else [len(key) if key else AUTO for key in keys]
+    largest = max(value_sizes) if batch.keys is None else max(len(key or b"") + size for key, size in zip(keys, value_sizes, strict=True))
+    if largest > RECORD_BYTES_MAX:
+        raise RecordTooLarge(size_bytes=largest, bytes_max=RECORD_BYTES_MAX)
+    chosen = [None] * count if batch.partitions is None else [None if number == AUTO else number for number in batch.partitions]
+    now, partitions = broker.now, [number or 0 for number in chosen]
+    staged = broker.stage_delayed(who, batch.topic, batch.values, batch.delays, keys, chosen)
 
     def encode() -> bytes:
-        return encode_scheduled(batch.topic, [number or 0 for number in chosen], now, key_sizes, value_sizes, staged.ids, staged.dues)
+        return encode_scheduled(batch.topic, partitions, now, key_sizes, value_sizes, staged.ids, staged.dues)
 
-    return StagedReplies(len(batch), sum(value_sizes), staged.outcome, encode)
+    return StagedReplies(count, sum(value_sizes), staged.outcome, encode)
 
 
 def stage_commits(broker: Broker, who: Principal, batch: CommitBatch) -> StagedReplies:
