@@ -4,7 +4,7 @@
      topics: {count, partitions, records, size_bytes},
      groups: [{group, topic, lag}], groups_count,
      dead_letters: [{topic, waiting}],
-     server: {engine, data, disk, loop_lag, listeners, connections} or null}
+     server: {engine, data, disk, loop_lag, loop_turns, listeners, connections} or null}
 
 Every principal gets the topics, groups and dead letters that it may see. `server` and the problems of `health` are for principals that
 may describe the broker. `version` and `uptime_ms` are null for a peer that has to log in first.
