@@ -102,6 +102,21 @@ async def test_a_subscriber_without_credit_does_not_hold_back_the_others(harness
     assert poor.received[-1] is rich.received[-1], "with credit again it shares the deliveries"
 
 
+async def test_a_receiver_may_grant_credit_while_it_is_served(harness: Harness) -> None:
+    receiver = Receiver()
+
+    def deliver(delivered: Delivered) -> None:
+        receiver.deliver(delivered)
+        cursor.grant(delivered.size_bytes)
+
+    cursor = harness.broker.cursor(ANN, "t", 0, 0, deliver, credit_bytes=5)
+    for _ in range(4):
+        await harness.put("x" * 10)
+        await turns()
+        assert cursor.is_live
+    assert receiver.offsets == [0, 1, 2, 3]
+
+
 async def test_a_defect_of_one_receiver_ends_only_its_own_delivery(harness: Harness) -> None:
     errors: list[BrokerError] = []
 

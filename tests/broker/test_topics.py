@@ -172,7 +172,8 @@ async def test_the_offsets_of_a_deleted_topic_are_removed_in_slices(harness: Har
     await harness.broker.create_topic(ANN, "t", partitions=100)
     for number in range(ROWS_A_TURN // 100 * 3):
         await harness.broker.commit(ANN, f"g{number}", {("t", partition): 0 for partition in range(100)})
-    append, sizes = harness.engine.append, []
+    sizes: list[int] = []
+    append = harness.engine.append
 
     def counted(writes: Sequence[Write], **options: Any) -> asyncio.Future[list[Appended]]:
         sizes.extend(len(write.batch) for write in writes if isinstance(write.batch, RecordBatch))

@@ -330,7 +330,7 @@ def interference(
     with options.measuring("interference", repeat, output, parent, config) as running:
         pace, sizes = measurements.Pace(rate, duration), Sizes(small_batches, history, topics)
         for found in measurements.measure(running, names, pace, sizes):
-            for figure in [*found.figures(running.report.facts.fdatasync_p50_ms), *found.lag_figures()]:
+            for figure in [*found.figures(running.report.facts.fdatasync_p50_ms), *found.loop_figures()]:
                 running.report.add(figure)
 
 

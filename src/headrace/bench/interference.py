@@ -36,6 +36,7 @@ TOPIC_RECORDS: Final = 1_000
 """Records of the topic that the small reader reads."""
 CONTROL_FACTOR: Final = 2.0
 """The p99 beside a tenant is at most this multiple of the control, plus one fdatasync."""
+TURN_TARGET: Final = Target(at_most=5.0)
 _SETTLE_SECONDS: Final = 0.25
 _SETTLE_SECONDS_MAX: Final = 30.0
 _IDLE_CPU: Final = 0.1
@@ -62,6 +63,8 @@ class Latencies:
     reader: array[float]
     lag: Sequence[int] = ()
     """Ticks of the broker's event loop by bucket of their lag."""
+    turns: Sequence[int] = ()
+    """Turns of the loop by bucket of their CPU time."""
 
 
 @dataclass(slots=True)
@@ -79,11 +82,15 @@ class Beside:
             self._figure("reader", [run.reader for run in self.shared], [run.reader for run in self.control], fdatasync_ms),
         ]
 
-    def lag_figures(self) -> list[Figure]:
-        """Return the lag of the broker's event loop. It has no target: it includes the time in which the machine ran other programs."""
-        found = [min(percentile_bound(run.lag, 99), float(BOUNDS_MS[-1])) for run in self.shared if sum(run.lag)]
-        name = "loop lag alone" if not self.control else f"loop lag beside {self.tenant}"
-        return [Figure(name, "ms p99", found)] if found else []
+    def loop_figures(self) -> list[Figure]:
+        """Return the lag of the broker's event loop and the CPU time of its turns. The lag has no target: it includes the time in which the
+        machine ran other programs."""
+        place = f"beside {self.tenant}" if self.control else "alone"
+        longest: dict[str, NoteValue] = {"longest at most": max(_bound(run.turns, 100) for run in self.shared)}
+        return [
+            Figure(f"loop lag {place}", "ms p99", [_bound(run.lag, 99) for run in self.shared]),
+            Figure(f"loop turns {place}", "ms CPU p99", [_bound(run.turns, 99) for run in self.shared], TURN_TARGET, longest),
+        ]
 
     def _figure(self, client: str, shared: list[array[float]], control: list[array[float]], fdatasync_ms: float) -> Figure:
         highest = _milliseconds(shared, 99)
@@ -95,6 +102,10 @@ class Beside:
         notes["p99 ÷ control"] = statistics.median(highest) / control_p99
         target = Target(at_most=CONTROL_FACTOR * control_p99 + fdatasync_ms)
         return Figure(f"{client} beside {self.tenant}", "ms p99", highest, target, notes)
+
+
+def _bound(counts: Sequence[int], percent: float) -> float:
+    return min(percentile_bound(counts, percent), float(BOUNDS_MS[-1]))
 
 
 def _milliseconds(runs: Sequence[array[float]], percent: float) -> list[float]:
@@ -141,6 +152,10 @@ def host(directory: Path, *, flight: bool) -> Iterator[Host]:
         yield Host(Place(parse_address(served.protocols["tcp"][0]), served.protocols["flight"][0] if flight else None), served.pid)
 
 
+def _since(now: Sequence[int], before: Sequence[int]) -> list[int]:
+    return [after - earlier for after, earlier in zip(now, before, strict=True)]
+
+
 class SmallClients:
     """The publisher and the reader, on the first broker."""
 
@@ -156,17 +171,18 @@ class SmallClients:
         with traffic.logged_in(self._plan, 2) as (publisher, reader), ThreadPoolExecutor(2) as threads:
             published = threads.submit(open_loop, publisher, slots, self._plan.load.acks(topic))
             read = threads.submit(open_loop, reader, reads, Answers())
-            before = self._lag()
+            before = self._loop()
             latencies = published.result().latencies, read.result().latencies
-            return Latencies(*latencies, [after - earlier for after, earlier in zip(self._lag(), before, strict=True)])
+            lag, turns = map(_since, self._loop(), before)
+            return Latencies(*latencies, lag, turns)
 
-    def _lag(self) -> list[int]:
-        """Return the counts of loop lag since the start of the broker."""
+    def _loop(self) -> tuple[list[int], list[int]]:
+        """Return the counts of the lag and of the turns of the loop since the start of the broker."""
         with traffic.logged_in(self._plan) as (sock,):
             reply = call(sock, BrokerCall("status"))
         assert isinstance(reply, BrokerReply)
-        counts: list[int] = json.loads(reply.body)["server"]["loop_lag"]["counts"]
-        return counts
+        server = json.loads(reply.body)["server"]
+        return server["loop_lag"]["counts"], server["loop_turns"]["counts"]
 
     def _fetches(self, first: int, end: int) -> bytes:
         offsets = [index * READ_RECORDS % (TOPIC_RECORDS - READ_RECORDS) for index in range(first, end)]

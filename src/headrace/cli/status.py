@@ -85,10 +85,9 @@ def _server_lines(server: dict[str, Any]) -> Iterator[tuple[str, str]]:
         free, total, headroom = (size_text(disk[name]) for name in ("free_bytes", "total_bytes", "headroom_bytes"))
         yield "disk", f"{free} free of {total}; publishing stops below {headroom}"
     if lag := server.get("loop_lag"):
-        yield (
-            "loop lag",
-            f"p50 {lag['p50_ms']:.3g} ms, p99 {lag['p99_ms']:.3g} ms, longest {lag['recent_max_ms']:.3g} ms in the last minute",
-        )
+        p50, p99, longest = (f"{lag[name]:.3g} ms" for name in ("p50_ms", "p99_ms", "recent_max_ms"))
+        turn = f"{server['loop_turns']['recent_max_ms']:.3g} ms"
+        yield "loop lag", f"p50 {p50}, p99 {p99}, longest {longest} in the last minute; longest turn {turn} of CPU time"
     title = "listeners"
     for listener in server.get("listeners", []):
         encryption = f" ({listener['encryption']})" if listener["encryption"] else ""

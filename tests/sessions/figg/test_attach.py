@@ -34,6 +34,15 @@ async def test_a_plain_attach_starts_at_the_end_and_says_so() -> None:
         await peer.until(lambda: peer.records("t") == [(4, b"d")])
 
 
+async def test_a_plain_attach_waits_for_no_turn_of_the_loop() -> None:
+    """A thousand subscribers that come at once would wait for a thousand turns."""
+    async with figg_peer() as peer:
+        await peer.broker.ensure_topic(WHO, "t")
+        peer.say(encode.attach("t"))
+        (cursor,) = peer.broker._cursors._open
+        assert cursor.is_live
+
+
 async def test_a_plain_attach_misses_nothing_published_after_it() -> None:
     async with figg_peer() as peer:
         await peer.broker.ensure_topic(WHO, "t")

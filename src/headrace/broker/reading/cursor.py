@@ -90,6 +90,11 @@ class Cursor:
         """The next offset to deliver."""
         return self._held[0].first_offset if self._held else self._read_position
 
+    @property
+    def is_live(self) -> bool:
+        """Whether everything before the end of the partition is delivered."""
+        return self._is_in_tail
+
     def grant(self, credit_bytes: int) -> None:
         """Add credit for so many bytes."""
         self._credit += credit_bytes
@@ -183,9 +188,9 @@ class Cursor:
         self._read_position = next_offset
         if self._credit > delivered.size_bytes - last_bytes:
             self._credit -= delivered.size_bytes
-            self._is_in_tail = self._credit > 0
             if delivered:
-                self._hand(delivered)
+                self._hand(delivered)  # which may grant credit
+            self._is_in_tail = self._credit > 0
         else:
             self._is_in_tail, self._held = False, list(delivered)
             self.wake()

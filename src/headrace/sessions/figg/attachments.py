@@ -5,8 +5,8 @@ Credit is returned only while few bytes are unsent, so a PONG or an ACK never wa
 spend their credit at once and exceed the output limit. An attachment is then parked: its cursor is closed, and a new one is opened at the
 same position when the peer has caught up.
 
-Attachments of all connections take turns, one in each turn of the loop, so that a deep backlog does not delay other attachments or
-connections.
+Attachments with a backlog take turns, one of all connections in each turn of the loop, so that a deep backlog does not delay other
+attachments or connections. Those at the end of their topic need no turn: the broker delivers to them in slices.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class Attachments:
         attachment = Attachment(topic, bounds.end if offset is None else _within(bounds, offset))
         self._by_topic[topic] = attachment
         self._link.send(encode.attached(topic, attachment.position))
-        self._wait_for_turn(attachment)
+        if attachment.position == bounds.end:
+            self._go_on(attachment)  # nothing to deliver now: a thousand of these need no turns
+        else:
+            self._wait_for_turn(attachment)
 
     def detach(self, topic: str) -> None:
         """Stop the delivery of the topic."""
@@ -137,7 +140,10 @@ class Attachments:
         attachment.position = delivered[-1].next_offset
         attachment.spent_bytes += delivered.size_bytes
         if attachment.spent_bytes >= CREDIT_BYTES // 2:
-            self._wait_for_turn(attachment)
+            if attachment.cursor is not None and attachment.cursor.is_live and self._link.unsent_bytes <= OUTPUT_HIGH_WATER_BYTES:
+                self._go_on(attachment)
+            else:
+                self._wait_for_turn(attachment)
 
     def _park(self, attachment: Attachment, position: int) -> None:
         assert attachment.cursor is not None, "only an open cursor delivers"

@@ -163,8 +163,8 @@ class BrokerHandlers:
             arguments = msgspec.json.decode(request.body or b"{}", type=arguments_type)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"{request.operation}: {error}") from None
-        reply = await operation(arguments)
-        return BrokerReply(reply if isinstance(reply, bytes) else msgspec.json.encode(reply))
+        result = await operation(arguments)
+        return BrokerReply(result if isinstance(result, bytes) else msgspec.json.encode(result))
 
     async def _list_topics(self, arguments: _Nothing) -> object:
         # Encoded slice by slice too, and copied once: the reply for 10,000 topics has 3 MB.
