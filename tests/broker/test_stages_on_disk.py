@@ -105,6 +105,17 @@ async def test_what_does_not_fit_into_memory_is_published_all_the_same(tight: Ha
     assert (logs(tight), memory(tight)) == ([], 0)
 
 
+async def test_what_is_too_large_for_one_append_is_spilled_while_it_is_staged(rolled: Harness) -> None:
+    stages = rolled.broker._stages._stages
+    await fill(rolled, "small", 3, writer="other")
+    await fill(rolled, "large", 11)
+    await until(lambda: stages["large"].memory_bytes < 400)
+    assert logs(rolled) and not stages["small"].chunks, "memory is not short, but only one of them goes through a stage log anyway"
+    assert (await publish(rolled, 0, "large")).records == 11
+    await turns()
+    assert (memory(rolled), logs(rolled)) == (stages["small"].memory_bytes, [])
+
+
 @pytest.mark.parametrize("as_columns", [True, False])
 async def test_everything_about_a_record_survives_the_way_to_the_disk_and_back(tight: Harness, as_columns: bool) -> None:
     batch = RecordBatch(

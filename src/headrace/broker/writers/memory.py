@@ -1,13 +1,14 @@
 """Bounded memory of all stages. When it is full, new batches wait and the largest stages are spilled to disk.
 
 Batches are accepted in order of arrival, so the batches of one handle keep their order. Spilling begins when memory is three quarters
-full: records that fit below that are not written to disk before they are published.
+full: records that fit below that are not written to disk before they are published. A writer that has staged too much for one append goes
+through the stage logs anyway, so its records are spilled at once: little is left to spill when it publishes.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -40,11 +41,17 @@ class Arrival:
 class StageMemory:
     """`stages` are all stages, by handle."""
 
-    def __init__(self, spill: Spill, stages: Mapping[str, Stage], bytes_max: int) -> None:
+    def __init__(self, spill: Spill, stages: Mapping[str, Stage], bytes_max: int, whole_bytes: int) -> None:
         self._spill = spill
         self._stages = stages
         self._bytes_max = bytes_max
+        self._whole_bytes = whole_bytes
+        """Size of a publication up to which it is one append."""
         self._bytes = 0
+        self._weights: Counter[str] = Counter()
+        """Staged bytes of each writer, in memory and on disk."""
+        self._heavy: set[str] = set()
+        """Writers that have staged too much for one append."""
         self._arrivals: deque[Arrival] = deque()
         self._arriving_bytes = 0
         self._spilling: asyncio.Task[None] | None = None
@@ -78,13 +85,14 @@ class StageMemory:
             if not arrival.taken.done():
                 self._take(arrival)
                 arrival.taken.set_result(None)
-        if self._is_tight and self._spilling is None and not self._is_stopped and self._largest() is not None:
+        if self._spilling is None and not self._is_stopped and self._next() is not None:
             self._spilling = asyncio.get_running_loop().create_task(self._spill_some())
             supervise(self._spill.health, "spilling stages to disk", self._spilling)
 
     def leave(self, stage: Stage) -> None:
         """Release the memory and chunks of a stage that is removed."""
         self._bytes -= stage.memory_bytes
+        self._weigh(stage, -stage.weight)
         self._spill.release(stage.chunks)
         stage.held, stage.chunks, stage.memory_bytes, stage.disk_bytes = [], [], 0, 0
         for arrival in self._arrivals if stage.arriving else ():  # thousands of stages may be removed while thousands of batches wait
@@ -115,15 +123,34 @@ class StageMemory:
         if stage.rules.setdefault(arrival.topic, arrival.rule) is not arrival.rule:
             stage.rules[arrival.topic] = None  # checked against different rules: check all again
         self._bytes += arrival.memory_bytes
+        self._weigh(stage, arrival.memory_bytes)
 
-    def _largest(self) -> Stage | None:
-        """Return the largest stage that can be spilled."""
-        movable = (stage for stage in self._stages.values() if stage.memory_bytes and stage.state is not State.PUBLISHING)
+    def _weigh(self, stage: Stage, change: int) -> None:
+        name = stage.writer.name
+        self._weights[name] += change
+        if self._weights[name] > self._whole_bytes:
+            self._heavy.add(name)
+        else:
+            self._heavy.discard(name)
+        if not self._weights[name]:
+            del self._weights[name]
+
+    def _next(self) -> Stage | None:
+        """Return the stage to spill next, the largest one; None if nothing has to be spilled now."""
+        is_tight = self._is_tight
+        if not is_tight and not self._heavy:
+            return None
+        least = 1 if is_tight else self._spill.sizes.write_bytes
+        movable = (
+            stage
+            for stage in self._stages.values()
+            if stage.memory_bytes >= least and stage.state is not State.PUBLISHING and (is_tight or stage.writer.name in self._heavy)
+        )
         return max(movable, key=lambda stage: stage.memory_bytes, default=None)
 
     async def _spill_some(self) -> None:
         try:
-            while self._is_tight and not self._is_stopped and (stage := self._largest()) is not None:
+            while not self._is_stopped and (stage := self._next()) is not None:
                 await self._spill_one(stage)
                 self.consider()
         except BrokerError as error:

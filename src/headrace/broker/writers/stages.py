@@ -105,7 +105,7 @@ class Stages:
         self._stages: dict[str, Stage] = {}
         self._writers = writers = WriterTable(engine, clock=clock, writers_max=settings.writers_max, idle_ms=settings.writer_idle_ms)
         self._spill = spill = Spill(engine, publisher, settings.spill_sizes)
-        self._memory = StageMemory(spill, self._stages, settings.stages_memory_bytes)
+        self._memory = StageMemory(spill, self._stages, settings.stages_memory_bytes, settings.publication_bytes)
         self._publications = Publications(engine, publisher, writers, spill, clock=clock, whole_bytes=settings.publication_bytes)
         self._gone: dict[str, None] = {}
         """Handles of removed stages, which cannot be used again, oldest first."""
