@@ -89,7 +89,7 @@ class Cluster:
         self._admin: Any = None
         self._reader: Any = None
         self._follower: Any = None
-        self.is_away = False
+        self._replicas: dict[str, int] = {}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -126,7 +126,12 @@ class Cluster:
     async def partition_counts(self) -> dict[str, int]:
         """Return the number of partitions of every topic."""
         metadata = await self._admin._client.fetch_all_metadata()
+        self._replicas = {topic: len(partitions[0].replicas) for topic, partitions in metadata._partitions.items() if 0 in partitions}
         return {topic: len(metadata.partitions_for_topic(topic) or ()) for topic in metadata.topics()}
+
+    def replicas(self, topic: str) -> int:
+        """Return the replicas of a topic, as of the last `partition_counts`."""
+        return self._replicas.get(topic, 1)
 
     async def configs(self, topics: Sequence[str], names: Iterable[str], *, must_exist: bool = False) -> dict[str, dict[str, str]]:
         """Return some settings of topics. With `must_exist`, waits for a topic that the asked node has not heard of yet."""
