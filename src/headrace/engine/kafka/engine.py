@@ -260,7 +260,8 @@ class KafkaEngine:
                 await self._add(changed)
             for name in changed:
                 self.topic_changed(name)
-            await self._refresh_bounds([log for logs in self._logs.values() for log in logs])
+            logs = [log for name, logs in self._logs.items() if name in served for log in logs]
+            await self._refresh_bounds(logs, is_patient=False)
         if sum(log.cached_bytes for logs in self._logs.values() for log in logs) > _CACHE_BYTES_MAX:
             for logs in self._logs.values():
                 for log in logs:
@@ -317,10 +318,10 @@ class KafkaEngine:
             self._watched.pop(log, None)
             log.wake()
 
-    async def _refresh_bounds(self, logs: Sequence[PartitionLog]) -> None:
+    async def _refresh_bounds(self, logs: Sequence[PartitionLog], *, is_patient: bool = True) -> None:
         by_place = {log.place: log for log in logs}
         moved = []
-        for place, (first, end) in (await self._cluster.bounds(list(by_place))).items() if by_place else ():
+        for place, (first, end) in (await self._cluster.bounds(list(by_place), is_patient=is_patient)).items():
             log = by_place[place]
             log.first = max(log.first, first)
             if log.advance(end):
