@@ -316,6 +316,7 @@ class KafkaEngine:
         for log in self._logs.pop(name, ()):
             log.is_gone = True
             self._watched.pop(log, None)
+            self._writer.topic_gone(log)
             log.wake()
 
     async def _refresh_bounds(self, logs: Sequence[PartitionLog], *, is_patient: bool = True) -> None:
