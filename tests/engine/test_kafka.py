@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
 from aiokafka.partitioner import DefaultPartitioner
 from aiokafka.structs import OffsetAndMetadata
 
@@ -15,6 +16,7 @@ from headrace.broker import Broker, Principal
 from headrace.broker.publishing.partitioner import hashes
 from headrace.engine.contract import Bounds, HealthState, Placement, TopicConfig, Write, known
 from headrace.engine.kafka.engine import KafkaEngine
+from headrace.engine.kafka.producer import Producer
 from headrace.engine.kafka.settings import KafkaSettings
 from headrace.errors import BrokerError, InvalidRequest, InvalidTopicName, OutcomeUnknown, Unavailable
 from headrace.kafka_server import Cluster
@@ -263,3 +265,30 @@ async def resumed(call: Callable[[], Awaitable[object]]) -> None:
                 await asyncio.sleep(0.05)
             else:
                 return
+
+
+@pytest.mark.parametrize("is_written", [True, False])
+async def test_a_commit_without_an_answer_turns_out_as_kafka_has_it(
+    engine: KafkaEngine, monkeypatch: pytest.MonkeyPatch, is_written: bool
+) -> None:
+    await engine.create_topic("t", 2, TopicConfig())
+    before, commit = engine.epoch, Producer.commit
+
+    async def failing(producer: Producer) -> None:
+        monkeypatch.setattr(Producer, "commit", commit)
+        if is_written:
+            await commit(producer)
+        raise KafkaError("the connection is lost")
+
+    monkeypatch.setattr(Producer, "commit", failing)
+    staged = engine.append([Write("t", 0, RecordBatch([b"a"])), Write("t", 1, RecordBatch([b"b"]))])
+    with pytest.raises(OutcomeUnknown):
+        await staged
+    if is_written:
+        assert [appended.base_offset for appended in await known(staged)] == [0, 0]
+    else:
+        with pytest.raises(Unavailable):
+            await known(staged)
+    assert engine.epoch > before, "a late request of the old epoch must not meet the next transaction"
+    await engine.append([Write("t", 0, RecordBatch([b"c"])), Write("t", 1, RecordBatch([b"d"]))])
+    assert await values(engine, "t") == ([b"a", b"c"] if is_written else [b"c"])

@@ -89,7 +89,7 @@ class Cluster:
         self._admin: Any = None
         self._reader: Any = None
         self._follower: Any = None
-        self.is_away = False
+        self._replicas: dict[str, int] = {}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -126,7 +126,12 @@ class Cluster:
     async def partition_counts(self) -> dict[str, int]:
         """Return the number of partitions of every topic."""
         metadata = await self._admin._client.fetch_all_metadata()
+        self._replicas = {topic: len(partitions[0].replicas) for topic, partitions in metadata._partitions.items() if 0 in partitions}
         return {topic: len(metadata.partitions_for_topic(topic) or ()) for topic in metadata.topics()}
+
+    def replicas(self, topic: str) -> int:
+        """Return the replicas of a topic, as of the last `partition_counts`."""
+        return self._replicas.get(topic, 1)
 
     async def configs(self, topics: Sequence[str], names: Iterable[str], *, must_exist: bool = False) -> dict[str, dict[str, str]]:
         """Return some settings of topics. With `must_exist`, waits for a topic that the asked node has not heard of yet."""
@@ -232,10 +237,10 @@ class Cluster:
 
     # Offsets
 
-    async def bounds(self, partitions: Sequence[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
-        """Return the first and the stable end offset of partitions."""
-        first = await self._offsets({place: _EARLIEST for place in partitions})
-        latest = await self._offsets({place: _LATEST for place in first})
+    async def bounds(self, partitions: Sequence[tuple[str, int]], *, is_patient: bool = True) -> dict[tuple[str, int], tuple[int, int]]:
+        """Return the first and the stable end offset of partitions. Unless `is_patient`, one that has no leader now is left out."""
+        first = await self._offsets(dict.fromkeys(partitions, _EARLIEST), is_patient)
+        latest = await self._offsets(dict.fromkeys(first, _LATEST), is_patient)
         return {place: (first[place], end) for place, end in latest.items()}
 
     async def offset_for_time(self, topic: str, partition: int, timestamp: int) -> int | None:
@@ -243,20 +248,26 @@ class Cluster:
         found = (await self._offsets({(topic, partition): timestamp})).get((topic, partition), -1)
         return None if found < 0 else found
 
-    async def _offsets(self, wanted: Mapping[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+    async def _offsets(self, wanted: Mapping[tuple[str, int], int], is_patient: bool = True) -> dict[tuple[str, int], int]:
         async def ask() -> dict[tuple[str, int], int]:
             by_node: dict[int, dict[str, list[tuple[int, int]]]] = {}
             for (topic, partition), time in wanted.items():
-                node = self.leader(self._reader, topic, partition)
+                try:
+                    node = self.leader(self._reader, topic, partition)
+                except kafka_errors.LeaderNotAvailableError:
+                    if is_patient:
+                        raise
+                    continue
                 by_node.setdefault(node, {}).setdefault(topic, []).append((partition, time))
             found: dict[tuple[str, int], int] = {}
             for node, topics in by_node.items():
                 answer = await self._reader.send(node, OffsetRequest(-1, _READ_COMMITTED, list(topics.items())))
                 for topic, answers in answer.topics:
                     for partition, error_code, _timestamp, offset in answers:
-                        if error_code == kafka_errors.UnknownTopicOrPartitionError.errno:
-                            continue  # deleted a moment ago
-                        _check(kafka_errors.for_code(error_code), topic)
+                        error = kafka_errors.for_code(error_code)
+                        if error is kafka_errors.UnknownTopicOrPartitionError or (error.retriable and not is_patient):
+                            continue  # deleted a moment ago, or about to move
+                        _check(error, topic)
                         found[topic, partition] = offset
             return found
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -35,7 +36,7 @@ from headrace.engine.contract import (
 from headrace.engine.kafka.cluster import Cluster
 from headrace.engine.kafka.codec import Decoded, sizes_of
 from headrace.engine.kafka.election import Election
-from headrace.engine.kafka.names import CONFIG_NAMES, INTERNAL, Names, from_kafka_config, to_kafka_config
+from headrace.engine.kafka.names import CONFIG_NAMES, INTERNAL, Names, from_kafka_config, to_kafka_config, weakness
 from headrace.engine.kafka.offsets import KafkaOffsets, split
 from headrace.engine.kafka.partition import PartitionLog
 from headrace.engine.kafka.settings import KafkaSettings
@@ -53,6 +54,7 @@ from headrace.errors import (
 from headrace.limits import FETCH_BYTES_MAX, KIB, MIB, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.records import ColumnBatch, RecordBatch
 
+_log = logging.getLogger(__name__)
 _FETCH_BYTES_MIN: Final = 256 * KIB
 _FOLLOW_BYTES: Final = 1 * MIB
 _FOLLOW_WAIT_MS: Final = 300
@@ -258,7 +260,8 @@ class KafkaEngine:
                 await self._add(changed)
             for name in changed:
                 self.topic_changed(name)
-            await self._refresh_bounds([log for logs in self._logs.values() for log in logs])
+            logs = [log for name, logs in self._logs.items() if name in served for log in logs]
+            await self._refresh_bounds(logs, is_patient=False)
         if sum(log.cached_bytes for logs in self._logs.values() for log in logs) > _CACHE_BYTES_MAX:
             for logs in self._logs.values():
                 for log in logs:
@@ -294,9 +297,19 @@ class KafkaEngine:
             for log in logs:
                 log.batch_bytes_max = int(found.get("max.message.bytes") or MIB)
             config = self._config(name, found)
+            self._warn(name, kafka_names[name], found)
             self._logs[name] = logs
             if name != _SETTINGS_TOPIC:  # the engine's own
                 self._topics[name] = Topic(name, count, config, name.startswith(INTERNAL))
+
+    def _warn(self, name: str, kafka_name: str, found: Mapping[str, str]) -> None:
+        """Log a warning for a topic whose acknowledged records Kafka may lose. Raises `InvalidRequest` for a table: it must not."""
+        fault = weakness(found, self._cluster.replicas(kafka_name))
+        if fault is None or name in self._logs:
+            return
+        if name.startswith(INTERNAL) and "unclean" in fault:
+            raise InvalidRequest(f"Kafka topic {kafka_name}: {fault}")
+        _log.warning("Kafka may lose acknowledged records of a topic", extra={"topic": kafka_name, "reason": fault})
 
     def _drop(self, name: str) -> None:
         self._topics.pop(name, None)
@@ -305,10 +318,10 @@ class KafkaEngine:
             self._watched.pop(log, None)
             log.wake()
 
-    async def _refresh_bounds(self, logs: Sequence[PartitionLog]) -> None:
+    async def _refresh_bounds(self, logs: Sequence[PartitionLog], *, is_patient: bool = True) -> None:
         by_place = {log.place: log for log in logs}
         moved = []
-        for place, (first, end) in (await self._cluster.bounds(list(by_place))).items() if by_place else ():
+        for place, (first, end) in (await self._cluster.bounds(list(by_place), is_patient=is_patient)).items():
             log = by_place[place]
             log.first = max(log.first, first)
             if log.advance(end):

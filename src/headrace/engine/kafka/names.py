@@ -41,7 +41,7 @@ CONFIG_NAMES: Final = (
     "compression.type",
     "max.message.bytes",
     "min.insync.replicas",
-    "message.timestamp.type",
+    "unclean.leader.election.enable",
 )
 
 
@@ -98,3 +98,12 @@ def from_kafka_config(found: Mapping[str, str]) -> TopicConfig:
         tombstone_retention_ms=int(found.get("delete.retention.ms", TopicConfig().tombstone_retention_ms)),
         compress=found.get("compression.type", "producer") not in ("producer", "uncompressed"),
     )
+
+
+def weakness(found: Mapping[str, str], replicas: int) -> str | None:
+    """Return the setting that lets Kafka lose acknowledged records of a topic, and what to do; None if there is none."""
+    if found.get("unclean.leader.election.enable") == "true":
+        return "unclean.leader.election.enable is true: a replica without the newest records may become leader; set it to false"
+    if replicas > 1 and found.get("min.insync.replicas") == "1":
+        return f"min.insync.replicas is 1 with {replicas} replicas: one node alone may acknowledge a record; set it to 2 or more"
+    return None

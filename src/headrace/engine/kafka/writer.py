@@ -15,23 +15,20 @@ a queue at its deadline fails with `Unavailable`: nothing was written.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
-from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
-from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from headrace.engine.catalog import check_batch
 from headrace.engine.contract import Appended, Commits
 from headrace.engine.kafka.cluster import Cluster, broker_error
-from headrace.engine.kafka.codec import add_to, sizes_of
-from headrace.engine.kafka.names import RECORD_BYTES_MAX
+from headrace.engine.kafka.codec import Decoded, add_to, sizes_of
 from headrace.engine.kafka.offsets import KafkaOffsets
 from headrace.engine.kafka.partition import PartitionLog
+from headrace.engine.kafka.producer import Producer
 from headrace.engine.listed import ListedBatch
 from headrace.errors import BrokerError, OutcomeUnknown, Unavailable, UnknownTopic
 from headrace.limits import MIB
@@ -42,7 +39,7 @@ _BATCH_BYTES: Final = 1 * MIB
 """Appends are joined in one record batch up to this size."""
 _TRANSACTION_APPENDS_MAX: Final = 500
 _TRANSACTION_BYTES_MAX: Final = 32 * MIB
-_METADATA_SECONDS: Final = 0.02
+_RECONCILE_SECONDS: Final = 0.2
 _STEP: Final = "writing to Kafka"
 LateBatch: TypeAlias = Callable[[Sequence[Appended]], AnyBatch]
 
@@ -58,6 +55,7 @@ class Append:
     is_transaction: bool
     commits: Commits = field(default_factory=list)
     is_sent: bool = False
+    is_doubtful: bool = False
     timer: asyncio.TimerHandle | None = None
     appended: list[Appended | None] = field(default_factory=list)
 
@@ -113,8 +111,8 @@ class Writer:
         self._health = health
         self._advanced = advanced
         self._fenced = fenced
-        self._plain: Any = None
-        self._transactional: Any = None
+        self._plain: Producer | None = None
+        self._transactional: Producer | None = None
         self._is_fenced = False
         self._transactions: deque[Append] = deque()
         self._is_committing = False
@@ -129,8 +127,7 @@ class Writer:
     @property
     def epoch(self) -> int:
         """Epoch of the transactional id, counted over its producer ids: it rises with each owner."""
-        manager = None if self._transactional is None else self._transactional._txn_manager
-        return 0 if manager is None else (manager.producer_id << 16) + manager.producer_epoch + 1
+        return 0 if self._transactional is None else self._transactional.epoch
 
     def stop_transactions(self) -> None:
         """Refuse transactions from now on."""
@@ -147,28 +144,11 @@ class Writer:
             await asyncio.wait(self._tasks)
         for producer in (self._plain, self._transactional):
             if producer is not None:
-                await _discard(producer)
+                await producer.discard()
         self._plain = self._transactional = None
 
-    async def _producer(self, transactional_id: str | None) -> Any:
-        """Start a producer. A transactional one gets a new epoch: Kafka aborts what the one before it left, and refuses its writes."""
-        producer = AIOKafkaProducer(
-            acks="all",
-            enable_idempotence=True,
-            transactional_id=transactional_id,
-            max_batch_size=RECORD_BYTES_MAX,
-            max_request_size=RECORD_BYTES_MAX + _BATCH_BYTES,
-            metadata_max_age_ms=30_000,
-            retry_backoff_ms=50,
-            **self._cluster.arguments,
-        )
-        try:
-            async with asyncio.timeout(2 * self._deadline_seconds):
-                await producer.start()
-        except (kafka_errors.KafkaError, OSError, TimeoutError) as failure:
-            await _discard(producer)
-            raise Unavailable(f"Kafka: cannot start a producer: {str(failure) or type(failure).__name__}") from None
-        return producer
+    async def _producer(self, transactional_id: str | None) -> Producer:
+        return await Producer.start(self._cluster, transactional_id, 2 * self._deadline_seconds)
 
     # Staging
 
@@ -195,14 +175,21 @@ class Writer:
         if append.future.done():
             return
         if append.is_sent:
-            outcome: asyncio.Future[list[Appended]] = append.future.get_loop().create_future()
-            outcome.add_done_callback(lambda done: done.cancelled() or done.exception())  # a caller may ignore it
-            append.future.set_exception(OutcomeUnknown(f"Kafka did not answer within {self._deadline_seconds:g} s", outcome))
-            append.future = outcome
+            self._doubt(append, f"Kafka did not answer within {self._deadline_seconds:g} s")
             return
         self._remove(append)
         self._offsets.finish(append.commits, is_done=False)
         append.resolve(Unavailable(f"Kafka did not answer within {self._deadline_seconds:g} s; nothing was written"))
+
+    def _doubt(self, append: Append, text: str) -> None:
+        """Tell the caller that the outcome is unknown, unless it has been told. The append resolves the outcome later."""
+        if append.is_doubtful or append.future.done():
+            return
+        append.is_doubtful = True
+        outcome: asyncio.Future[list[Appended]] = append.future.get_loop().create_future()
+        outcome.add_done_callback(lambda done: done.cancelled() or done.exception())  # a caller may ignore it
+        append.future.set_exception(OutcomeUnknown(text, outcome))
+        append.future = outcome
 
     def _remove(self, append: Append) -> None:
         for log in append.logs:
@@ -249,12 +236,13 @@ class Writer:
             append.is_sent = True
         outcome: BrokerError | None = None
         try:
+            assert self._plain is not None
             await self._write(self._plain, log, parts)
         except BrokerError as error:
             outcome = error
         except (kafka_errors.KafkaError, OSError) as failure:
             outcome = UnknownTopic(log.topic) if log.is_gone else broker_error(failure)
-            if self._plain._sender.sender_task.done():
+            if self._plain is not None and self._plain.is_broken:
                 # The producer is beyond repair, and whether its last batch was written is unknown.
                 outcome = OutcomeUnknown(f"Kafka: {failure}", None)
                 await self._replace_plain()
@@ -268,17 +256,18 @@ class Writer:
 
     async def _replace_plain(self) -> None:
         broken, self._plain = self._plain, await self._producer(None)
-        await _discard(broken)
+        if broken is not None:
+            await broken.discard()
 
-    async def _write(self, producer: Any, log: PartitionLog, parts: list[_Part]) -> None:
+    async def _write(self, producer: Producer, log: PartitionLog, parts: list[_Part]) -> None:
         """Write the parts as few record batches, in order, and note where each landed."""
-        await _know(producer, log)
+        await producer.know(log.kafka_topic, log.number)
         for group in _grouped(parts, min(_BATCH_BYTES, log.batch_bytes_max), log.batch_bytes_max):
             builder = producer.create_batch()
             for part in group:
                 is_added = add_to(builder.append, part.batch, part.timestamps)
                 assert is_added, "the limit of the builder is above that of any record"
-            metadata = await (await producer.send_batch(builder, log.kafka_topic, partition=log.number))
+            metadata = await producer.send(builder, log.kafka_topic, log.number)
             offset = metadata.offset
             if offset < 0:
                 raise OutcomeUnknown("Kafka has written the records before and does not say where", None)
@@ -352,11 +341,11 @@ class Writer:
             if self._transactional is None:
                 self._transactional = await self._producer(self._transactional_id)
             producer = self._transactional
-            await producer.begin_transaction()
+            await producer.begin()
             try:
                 await self._write_phases(producer, appends, written)
             except _Invalid as invalid:
-                await producer.abort_transaction()
+                await producer.abort()
                 self._finish([invalid.append], invalid.error)
                 rest = [append for append in appends if append is not invalid.append]
                 if rest:
@@ -364,11 +353,10 @@ class Writer:
                 return
             commits = [commit for append in appends for commit in append.commits]
             for group, places in self._offsets.to_kafka(commits).items():
-                offsets = {TopicPartition(*place): OffsetAndMetadata(*committed) for place, committed in places.items()}
-                await producer.send_offsets_to_transaction(offsets, group)
-            is_ending = True
-            await producer.commit_transaction()
+                await producer.commit_offsets(group, places)
             await self._offsets.delete(commits)
+            is_ending = True
+            await producer.commit()
         except kafka_errors.ProducerFenced:
             self._is_fenced = True
             self._fenced()
@@ -376,25 +364,52 @@ class Writer:
             self._finish(appends, outcome)
             self._finish(list(self._transactions), _taken_over())
             if self._transactional is not None:
-                await _discard(self._transactional)
+                await self._transactional.discard()
                 self._transactional = None
             return
         except (kafka_errors.KafkaError, OSError, BrokerError) as failure:
-            outcome = await self._recover(failure, is_ending=is_ending)
+            self._health.failed(_STEP, str(failure) or type(failure).__name__)
+            await self._drop_transactional()
+            outcome = failure if isinstance(failure, BrokerError) else Unavailable(f"Kafka: the transaction failed: {failure!r}")
+            if is_ending:
+                outcome = await self._reconciled(appends, written, failure)
+        else:
+            if producer.is_doubtful:
+                # A request of this transaction had no answer. If it arrives late, it must not meet the next transaction.
+                await self._drop_transactional()
         self._finish(appends, outcome)
         if outcome is None:
             self._health.succeeded(_STEP)
             self._advance(written)
 
-    async def _recover(self, failure: Exception, *, is_ending: bool) -> BrokerError:
-        """Drop the producer after a failed transaction. The next one begins with a new epoch, which aborts what this one left."""
+    async def _drop_transactional(self) -> None:
+        """Drop the producer. The next one begins with a new epoch, which aborts what this one left open."""
         broken, self._transactional = self._transactional, None
         if broken is not None:
-            await _discard(broken)
-        self._health.failed(_STEP, str(failure) or type(failure).__name__)
-        if is_ending:
-            return OutcomeUnknown(f"Kafka: the commit failed: {failure}", None)
-        return failure if isinstance(failure, BrokerError) else Unavailable(f"Kafka: the transaction failed: {failure!r}")
+            await broken.discard()
+
+    async def _reconciled(self, appends: list[Append], written: dict[PartitionLog, list[_Part]], failure: Exception) -> BrokerError | None:
+        """Find out whether a transaction was committed whose commit failed. The callers learn at once that it is unknown.
+
+        A producer with a new epoch ends the transaction one way or the other; then the first of its records is there, or it is not.
+        """
+        for append in appends:
+            self._doubt(append, f"Kafka: the commit failed: {failure}")
+        while not self._is_closing:
+            try:
+                self._transactional = await self._producer(self._transactional_id)
+                for log, parts in written.items():
+                    first = parts[0].append.appended[parts[0].index]
+                    assert first is not None
+                    answer = await self._cluster.fetch(*log.place, first.base_offset, bytes_max=1, wait_ms=0)
+                    found = Decoded(answer.content, answer.aborted, first.base_offset).batches
+                    is_there = any(first.base_offset in batch.offsets() for batch in found)
+                    return None if is_there else Unavailable("Kafka: the transaction was aborted; nothing was written")
+                return Unavailable("Kafka: the commit failed; commit the offsets again")
+            except BrokerError:
+                await self._drop_transactional()
+                await asyncio.sleep(_RECONCILE_SECONDS)
+        return Unavailable("closing")
 
     def _finish(self, appends: list[Append], outcome: BrokerError | None) -> None:
         for append in appends:
@@ -403,7 +418,7 @@ class Writer:
         for append in appends:
             append.resolve(append.results() if outcome is None else outcome)
 
-    async def _write_phases(self, producer: Any, appends: list[Append], written: dict[PartitionLog, list[_Part]]) -> None:
+    async def _write_phases(self, producer: Producer, appends: list[Append], written: dict[PartitionLog, list[_Part]]) -> None:
         """Write all appends. A batch that depends on the positions of earlier writes is written in a later phase than those."""
         for phase in _phases(appends):
             by_log: dict[PartitionLog, list[_Part]] = {}
@@ -514,28 +529,3 @@ def _listed(part: _Part) -> ListedBatch:
     return ListedBatch.of(
         range(first, first + len(batch)), batch.values, batch.keys, batch.headers, part.timestamps, expiries, next_offset=first + len(batch)
     )
-
-
-async def _know(producer: Any, log: PartitionLog) -> None:
-    """Wait until the producer knows the partition, which may be new."""
-    while log.number not in (await producer.client._wait_on_metadata(log.kafka_topic)):
-        await producer.client.force_metadata_update()
-        await asyncio.sleep(_METADATA_SECONDS)
-
-
-async def _discard(producer: Any) -> None:
-    """Stop a producer without waiting for its batches."""
-    producer._closed = True
-    accumulator = producer._message_accumulator
-    for batch in [*accumulator._pending_batches, *(batch for batches in accumulator._batches.values() for batch in batches)]:
-        for future in (batch.future, batch._drain_waiter):
-            if future.done() and not future.cancelled():
-                future.exception()  # the library does not look at it
-    with contextlib.suppress(kafka_errors.KafkaError, OSError):
-        await producer.client.close()
-    task = getattr(producer._sender, "sender_task", None)
-    if task is not None:
-        task.cancel()
-        await asyncio.wait([task], timeout=1.0)
-        if task.done() and not task.cancelled():
-            task.exception()
