@@ -33,7 +33,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         used = FIXTURES.intersection(getattr(item, "fixturenames", ()))
         if used:
             item.add_marker(pytest.mark.kafka)
-            if item.get_closest_marker("xdist_group") is None:
+            # A test that also uses Spark runs where the Spark session is.
+            if item.get_closest_marker("xdist_group") is None and "spark" not in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.xdist_group("kafka"))
 
 

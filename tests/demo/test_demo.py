@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+
+from headrace.demo.demo import DemoOptions, run_demo
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "orders" / "pipeline.toml"
 ANYWHERE = ("--listen", "127.0.0.1:0", "--listen-quic", "127.0.0.1:0", "--listen-flight", "127.0.0.1:0", "--listen-console", "127.0.0.1:0")
@@ -38,3 +42,22 @@ def test_a_part_that_dies_is_named_with_its_last_words(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "the broker ended with exit code 1" in done.stderr
     assert str(tmp_path / "data" / "broker.log") in done.stderr
+
+
+@pytest.mark.kafka
+@pytest.mark.xdist_group("kafka")
+def test_on_kafka_the_broker_gets_a_running_node_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[DemoOptions] = []
+
+    def run(options: DemoOptions, console: Console) -> bool:
+        seen.append(options)
+        [bootstrap] = [argument.removeprefix("kafka.bootstrap=") for argument in options.serve_arguments if "bootstrap" in argument]
+        host, _, port = bootstrap.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=60):
+            return True
+
+    monkeypatch.setattr("headrace.demo.demo._run", run)
+    assert run_demo(DemoOptions(EXAMPLE, tmp_path / "data", is_on_kafka=True), Console(quiet=True))
+    [options] = seen
+    assert options.serve_arguments[:2] == ("--engine", "kafka") and options.data.is_relative_to(tmp_path / "data")
+    assert list((tmp_path / "data").iterdir()) == []

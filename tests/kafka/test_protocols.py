@@ -28,9 +28,9 @@ async def topic(broker: Broker) -> str:
     return name
 
 
-def kafka_consumer(kafka: Cluster) -> Consumer:
+def kafka_consumer(kafka: Cluster, group: str = "unused") -> Consumer:
     return Consumer(
-        {"bootstrap.servers": kafka.bootstrap, "group.id": "unused", "enable.auto.commit": False, "isolation.level": "read_committed"}
+        {"bootstrap.servers": kafka.bootstrap, "group.id": group, "enable.auto.commit": False, "isolation.level": "read_committed"}
     )
 
 
@@ -84,3 +84,23 @@ async def test_a_protocol_reads_what_a_kafka_client_wrote(kafka: Cluster, broker
     assert [message.value for message in messages] == VALUES
     if peer.reads_keys:
         assert {message.key for message in messages} == {b"key"}
+
+
+async def test_a_group_continues_from_a_protocol_to_a_kafka_client_and_back(kafka: Cluster, broker: Broker, topic: str) -> None:
+    group = f"group-{topic}"
+    async with asyncio.timeout(WAIT_SECONDS), broker.connect("flymq") as client:
+        await (await client.send_many(topic, [b"%d" % number for number in range(10)]))
+        await client.commit(topic, 4, group=group)
+        consumer = kafka_consumer(kafka, group)
+        try:
+            [committed] = await asyncio.to_thread(consumer.committed, [TopicPartition(topic, 0)], WAIT_SECONDS)
+            assert committed.offset == 4
+            await asyncio.to_thread(consumer.commit, offsets=[TopicPartition(topic, 0, 7)], asynchronous=False)
+        finally:
+            consumer.close()
+
+        async def has_moved() -> bool:
+            return await client.committed(topic, group=group) == 7
+
+        while not await has_moved():  # noqa: ASYNC110  # the broker reads the offsets of others at intervals
+            await asyncio.sleep(0.05)

@@ -49,15 +49,15 @@ class Costs:
     compression: float = 1
     """Size of a stored record relative to its bytes; 0.3 is common for JSON."""
 
-    broker_publish_us: float = 2.5
+    broker_publish_us: float = 1.7
     """Headrace: decode, stage, send to Kafka, acknowledge."""
-    broker_read_us: float = 1.5
+    broker_read_us: float = 1.1
     """Headrace: fetch from Kafka, encode for a client."""
     broker_flight_us: float = 1.2
     """Headrace: fetch from Kafka, encode as Arrow."""
     broker_cores: float = 1.4
     """Cores that one broker can use: an event loop, and threads that work beside it."""
-    broker_base_mb: float = 150
+    broker_base_mb: float = 90
     """Memory of an idle broker."""
     broker_buffer_seconds: float = 2
     """Seconds of traffic that a broker holds in memory."""

@@ -1,4 +1,4 @@
-"""Engine contract: the interface of a partitioned log in fourteen methods.
+"""Engine contract: the interface of a partitioned log.
 
 The broker uses this interface and no module below it. One behaviour suite (`tests/engine/`) runs over every engine. What not every engine
 can promise is a field of `Capabilities`.

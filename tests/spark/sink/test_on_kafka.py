@@ -1,0 +1,50 @@
+"""The Spark sink with the log in Kafka: each batch once, also if the driver dies after a publication and the broker is killed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, TopicPartition
+
+from headrace.flight.client import FlightClient, Servers
+from headrace.kafka_server import Cluster
+from tests.spark.serving import FlightBroker
+from tests.spark.sink.test_stream_write import Copying
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WAIT_SECONDS = 60.0
+
+
+def values(kafka: Cluster, topic: str) -> Counter[bytes]:
+    """Return what a Kafka client that reads committed records finds in the topic."""
+    settings = {"bootstrap.servers": kafka.bootstrap, "group.id": "unused", "isolation.level": "read_committed", "log_level": 0}
+    consumer = Consumer({**settings, "enable.auto.commit": False, "enable.partition.eof": True})
+    found: Counter[bytes] = Counter()
+    for partition in range(2):
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        while (message := consumer.poll(WAIT_SECONDS)) is not None and message.error() is None:
+            found[message.value() or b""] += 1
+    consumer.close()
+    return found
+
+
+def test_a_batch_that_is_written_again_after_both_were_lost_is_in_kafka_once(spark: SparkSession, kafka: Cluster, tmp_path: Path) -> None:
+    engine = ["--engine", "kafka", "--set", f"kafka.bootstrap={kafka.bootstrap}", "--set", "kafka.prefix=spark."]
+    with FlightBroker(tmp_path / "first", *engine) as first:
+        address = first.address
+        with FlightClient(Servers.parse(address)) as client:
+            client.create_topic("out", 2)
+        copying = Copying(spark, first, tmp_path)
+        copying.feed("one", "two")
+        copying.feed("three")
+        copying.run(topic="out")
+    # The block has killed the broker. The next one on the same address takes over its tables.
+    copying.forget(1)
+    copying.feed("four")
+    with FlightBroker(tmp_path / "second", *engine, listen_flight=address):
+        copying.run(topic="out")
+    assert values(kafka, "spark.out") == Counter([b"one", b"two", b"three", b"four"])
