@@ -7,7 +7,7 @@ DATA  ?= data
 DURATION ?=
 DEMO_ARGS ?=
 SERVE_ARGS ?=
-PYTEST_ARGS ?= -q -n 2 --dist loadgroup
+PYTEST_ARGS ?= -q -n 4 --dist loadgroup
 BENCH_ARGS ?= publish
 FUZZ_ARGS ?= --seconds 600
 FILES ?= src tests benchmarks examples
@@ -30,7 +30,7 @@ serve: $(RUN_STAMP) ## run only the broker, with all protocols, on DATA=data (SE
 	@$(BIN)/headrace serve --data $(DATA) --listen-quic 127.0.0.1:4848 $(SERVE_ARGS)
 
 test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part)
-	@tools/setup system strace java
+	@tools/setup system strace java chromium
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-quick: $(DEV_STAMP) ## run the tests without Spark, kill loops, crash images and those that start programs, for daily work

@@ -186,6 +186,7 @@ async def test_a_group_goes_on_through_another_protocol_and_back(broker: Broker,
             async with await anext(subscription) as message:
                 assert message.offset == wanted
         assert await one.committed(topic, group=group) == 6
+        await subscription.close()
 
         assert await one.seek(topic, group=group, offset=1) == 1
         assert (await anext(await other.subscribe(topic, group=group))).offset == 1

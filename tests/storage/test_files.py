@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import fcntl
 import os
 import resource
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -136,12 +136,21 @@ def test_a_store_survives_peers_that_use_up_the_descriptors(tmp_path: Path) -> N
     again.close()
 
 
-def test_many_files_are_synced_when_no_thread_can_be_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
+def _refuse(work: Callable[[], None], arguments: tuple[()]) -> int:
+    raise RuntimeError("can't start new thread")
 
+
+def _lose(work: Callable[[], None], arguments: tuple[()]) -> int:
+    """Start a thread that has no memory to begin."""
+    return 0
+
+
+@pytest.mark.parametrize("start", [_refuse, _lose])
+def test_many_files_are_synced_when_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Callable[[Callable[[], None], tuple[()]], int]
+) -> None:
     synced: list[DiskFile] = []
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(_thread, "start_new_thread", start)
     monkeypatch.setattr(DiskFile, "sync", lambda file: synced.append(file))
     files = DiskFiles(tmp_path)
     opened = [files.open(f"{number}", create=True) for number in range(20)]

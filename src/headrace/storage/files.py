@@ -17,6 +17,7 @@ The log relies on these rules, and the in-memory implementation follows them:
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import fcntl
@@ -294,6 +295,7 @@ class DiskFiles:
 
     def sync_many(self, files: Sequence[File]) -> None:
         waiting, failures = deque(files), deque[Exception]()
+        synced = threading.Semaphore(0)
 
         def work() -> None:
             while waiting:
@@ -307,16 +309,16 @@ class DiskFiles:
                     failures.appendleft(failure)
                 except Exception as failure:
                     failures.append(failure)
+                finally:
+                    synced.release()
 
-        threads: list[threading.Thread] = []
         with contextlib.suppress(RuntimeError):  # out of threads: the existing ones do the work
-            while len(threads) < min(_SYNC_THREADS, len(files) // 2) - 1:
-                thread = threading.Thread(target=work, name="headrace-sync", daemon=True)
-                thread.start()
-                threads.append(thread)
+            for _ in range(min(_SYNC_THREADS, len(files) // 2) - 1):
+                # `Thread.start` waits forever for a thread that lacks the memory to begin. This waits for files, not for threads.
+                _thread.start_new_thread(work, ())
         work()
-        for thread in threads:
-            thread.join()
+        for _ in files:
+            synced.acquire()
         if failures:
             raise failures[0]
 
