@@ -31,6 +31,8 @@ BATCH_BYTES_MAX: Final = 64 * MIB
 BATCH_RECORDS_MAX: Final = 1 << 20
 FRAME_BYTES_MAX: Final = 1024 * MIB
 """Size of one journal frame, and therefore of one transaction."""
+READ_BATCHES_MAX: Final = 256
+"""A read ends after this many batches, whatever it asked for: where batches are tiny, a megabyte of them takes many milliseconds."""
 OPENED_BATCHES_BYTES_MAX: Final = 64 * MIB
 """Memory for opened batches, over all logs. A reader that returns to a batch in it reads and verifies nothing."""
 LOG_DESCRIPTORS_RESERVED: Final = 32

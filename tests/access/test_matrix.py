@@ -262,7 +262,7 @@ ABSENT_NEEDS = {
 """Requirements that differ if the topic does not exist. An unknown message or stage is unknown to every principal."""
 AS_UNKNOWN: dict[str, type[BrokerError]] = {"cancel_delayed": UnknownMessage, "seal": UnknownStage, "drop_staged": UnknownStage}
 """Methods that answer as if the object did not exist."""
-LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "delayed_count", "traffic", "writers", "stages"}
+LISTS = {"topics", "listed", "groups", "dead_letter_counts", "delayed", "delayed_count", "traffic", "writers", "stages"}
 NOT_FOR_USERS = {"open", "close", "maintain", "measure", "access_changed", "may_describe"}
 
 
@@ -302,6 +302,8 @@ async def test_every_method_answers_as_the_policy_says(who: str, proof: Proof) -
                 await harness.restore(name)
         visible = {name for name in EXISTING if needed(who, "internal", SEES, name)}
         tally.add("topics", {topic.name for topic in harness.broker.topics(principal)} == visible, True)
+        slices = await harness.broker.listed(principal, lambda topics: {topic.name for topic in topics})
+        tally.add("listed", set().union(*slices) == visible, True)
         groups = {name for name in EXISTING if needed(who, "internal", "describe g", name)}
         tally.add("groups", set(harness.broker.groups(principal)) == groups, True)
         waiting = [one for one in harness.broker.delayed(principal) if one.id in harness.waiting.values()]

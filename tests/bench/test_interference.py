@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,14 @@ def test_the_target_is_twice_the_control_plus_one_fdatasync() -> None:
     assert publisher.target.at_most == pytest.approx(21.5)
     assert (publisher.met, reader.met) == (True, False)
     assert publisher.notes["p99 ÷ control"] == pytest.approx(2.1)
+
+
+def test_turns_of_the_loop_have_a_target_and_its_lag_has_none() -> None:
+    counts = [980, 0, 10, 10, 0, 0, 0, 0, 0, 0, 0]
+    run = replace(latencies(0.001, 0.001), lag=[0] * 10 + [5], turns=counts)
+    lag, turns = Beside("figg-flood", [run], [run]).loop_figures()
+    assert (lag.value, lag.met) == (1_000.0, None)
+    assert (turns.value, turns.met, turns.notes) == (5.0, True, {"longest at most": 10.0})
 
 
 def test_clients_alone_have_no_target() -> None:

@@ -69,7 +69,7 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
 }
 AS_UNKNOWN = {"cancel_delayed", "seal", "drop_staged"}
 """Methods that answer as if the object did not exist."""
-LISTS = {"topics", "groups", "dead_letter_counts", "delayed", "writers", "stages", "may_describe"}
+LISTS = {"topics", "listed", "groups", "dead_letter_counts", "delayed", "writers", "stages", "may_describe"}
 """Methods that answer every principal with what it may see."""
 NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
 

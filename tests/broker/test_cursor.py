@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.broker import Cursor
+from headrace.broker.reading.batches import STEP_RECORDS_MAX
+from headrace.broker.reading.cursor import BATCHES_A_TURN
 from headrace.engine.contract import Batch, Cleanup, TopicConfig
 from headrace.errors import BrokerError, CorruptData, OffsetOutOfRange, UnknownTopic
 from headrace.records import RecordBatch
@@ -37,6 +40,20 @@ class Receiver:
 async def harness(harness: Harness) -> Harness:
     await harness.broker.create_topic(ANN, "t")
     return harness
+
+
+def counted_reads(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the list to which each read of the engine adds its number of records."""
+    reads: list[int] = []
+    read = harness.engine.read
+
+    async def counted(topic: str, partition: int, offset: int, **bounds: int) -> list[Batch]:
+        batches = await read(topic, partition, offset, **bounds)
+        reads.append(sum(map(len, batches)))
+        return batches
+
+    monkeypatch.setattr(harness.engine, "read", counted)
+    return reads
 
 
 @pytest.fixture
@@ -198,6 +215,35 @@ async def test_expired_records_and_gaps_are_passed_over(harness: Harness, receiv
     await turns()
     assert receiver.offsets == [2, 3]
     assert cursor.position == 4
+
+
+async def test_one_turn_of_the_loop_delivers_a_bounded_number_of_batches(harness: Harness, receiver: Receiver) -> None:
+    count = 4 * BATCHES_A_TURN
+    later = harness.clock.now + 10
+    await harness.broker.publish(ANN, "t", RecordBatch([b"v"] * 2 * count, expiries=[later, 0] * count))
+    harness.clock.tick(10)
+    receiver.start(harness)
+    delivered = [0]
+    while delivered[-1] < count:
+        await asyncio.sleep(0)
+        delivered.append(len(receiver.offsets))
+    assert max(after - before for before, after in itertools.pairwise(delivered)) == BATCHES_A_TURN
+    assert receiver.offsets == list(range(1, 2 * count, 2))
+
+
+async def test_a_million_expired_records_are_skipped_over_many_turns(
+    harness: Harness, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, expired = counted_reads(harness, monkeypatch), 6 * STEP_RECORDS_MAX
+    await harness.broker.publish(ANN, "t", RecordBatch([b""] * expired, expiries=[harness.clock.now + 10] * expired))
+    await harness.put("alive")
+    harness.clock.tick(10)
+    receiver.start(harness)
+    while not receiver.values:
+        await asyncio.sleep(0)
+        reads.append(0)
+    assert max(len(list(group)) for is_read, group in itertools.groupby(reads, bool) if is_read) == 1, "two reads in one turn"
+    assert max(reads) <= STEP_RECORDS_MAX and sum(map(bool, reads)) >= 6
 
 
 async def test_where_compaction_left_nothing_a_cursor_waits_and_does_not_spin(harness: Harness, receiver: Receiver) -> None:

@@ -99,6 +99,20 @@ async def test_more_than_bytes_max_is_never_waited_for(harness: Harness) -> None
     assert _values(await _waiting(harness, 0, bytes_min=1_000_000, bytes_max=3)) == ["abc"]
 
 
+async def test_a_read_that_ends_early_is_never_waited_for(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine returns a bounded number of batches: there is more, though not in this reply."""
+    await harness.put("a")
+    await harness.put("b")
+    read = harness.engine.read
+
+    async def one_batch(*place: Any, **bounds: Any) -> list[Batch]:
+        return (await read(*place, **bounds))[:1]
+
+    monkeypatch.setattr(harness.engine, "read", one_batch)
+    fetched = await _waiting(harness, 0, bytes_min=100)
+    assert (_values(fetched), fetched.next_offset) == (["a"], 1)
+
+
 async def test_a_record_that_comes_while_the_fetch_looks_is_not_missed(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """The read returns empty after the end has moved: the fetch must look again."""
     read = harness.engine.read

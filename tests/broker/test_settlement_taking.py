@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 
 from headrace.broker import Delivery, SettlementPolicy
 from headrace.broker.groups.members import Start
-from headrace.engine.contract import Cleanup, TopicConfig
+from headrace.broker.reading.batches import STEP_RECORDS_MAX
+from headrace.engine.contract import Batch, Cleanup, TopicConfig
 from headrace.errors import (
     InvalidRequest,
     OffsetOutOfRange,
@@ -55,6 +57,31 @@ async def test_take_reads_on_where_what_was_read_ahead_ends(harness: Harness) ->
     assert offsets_of(await queue.take(1)) == [0]
     await harness.put("c", "d")
     assert offsets_of(await queue.take(2)) == [1, 2]
+
+
+async def test_expired_records_are_skipped_over_many_turns(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    expired, reads, read = 6 * STEP_RECORDS_MAX, [], harness.engine.read
+    await harness.broker.publish(ANN, "t", RecordBatch([b""] * expired, expiries=[harness.clock.now + 10] * expired))
+    await harness.put("alive")
+    harness.clock.tick(10)
+
+    async def counted(topic: str, partition: int, offset: int, **bounds: int) -> list[Batch]:
+        batches = await read(topic, partition, offset, **bounds)
+        reads.append(sum(map(len, batches)))
+        return batches
+
+    monkeypatch.setattr(harness.engine, "read", counted)
+    queue = open_queue(harness)
+    taking = asyncio.ensure_future(queue.take(1))
+    while not taking.done():
+        await asyncio.sleep(0)
+        reads.append(0)
+    assert offsets_of(taking.result()) == [expired]
+    assert max(len(list(group)) for is_read, group in itertools.groupby(reads, bool) if is_read) == 1, "two reads in one turn"
+    assert max(reads) <= STEP_RECORDS_MAX
+    queue.ack(ids_of(taking.result()))
+    await queue.flush()
+    assert harness.broker.committed(ANN, "g", "t", 0) == expired + 1
 
 
 async def test_take_is_empty_when_there_is_nothing(harness: Harness) -> None:

@@ -2,11 +2,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from headrace.broker import BrokerSettings, ProducerStamp, SettlementPolicy
-from headrace.engine.contract import Ack, Bounds, TopicConfig
+from headrace.broker.groups.offsets import ROWS_A_TURN
+from headrace.broker.topics import LISTED_A_TURN
+from headrace.engine.contract import Ack, Appended, Bounds, Topic, TopicConfig, Write
 from headrace.errors import DiskFull, InvalidRequest, InvalidTopicName, OutOfSequence, TopicExists, UnknownPartition, UnknownTopic
 from headrace.records import RecordBatch
 from tests.broker.harness import ANN, Harness, turns
@@ -16,6 +21,43 @@ async def test_topics_are_listed_by_name_without_the_internal_ones(harness: Harn
     for name in ("b", "a", "c"):
         await harness.broker.create_topic(ANN, name)
     assert [topic.name for topic in harness.broker.topics(ANN)] == ["a", "b", "c"]
+
+
+async def many_topics(harness: Harness, counts: Sequence[int]) -> None:
+    for number, partitions in enumerate(counts):
+        await harness.engine.create_topic(f"t{number:04d}", partitions, TopicConfig())
+
+
+async def test_a_listing_shows_a_bounded_number_of_partitions_in_one_turn(harness: Harness) -> None:
+    await many_topics(harness, [1] * 3 * LISTED_A_TURN + [LISTED_A_TURN] * 3)
+    slices = await harness.broker.listed(ANN, lambda topics: topics)
+    assert [sum(topic.partitions for topic in topics) for topics in slices] == [LISTED_A_TURN] * 6
+    assert [topic for topics in slices for topic in topics] == harness.broker.topics(ANN)
+
+
+async def test_two_listings_share_the_turns_of_the_loop(harness: Harness) -> None:
+    await many_topics(harness, [1] * 3 * LISTED_A_TURN)
+    shown = 0
+
+    def show(topics: list[Topic]) -> None:
+        nonlocal shown
+        shown += len(topics)
+
+    listings = [asyncio.ensure_future(harness.broker.listed(ANN, show)) for _ in range(4)]
+    counts = [0]
+    while counts[-1] < 12 * LISTED_A_TURN:
+        await asyncio.sleep(0)
+        counts.append(shown)
+    assert max(after - before for before, after in itertools.pairwise(counts)) == LISTED_A_TURN
+    await asyncio.gather(*listings)
+
+
+async def test_a_topic_deleted_during_a_listing_is_not_shown(harness: Harness) -> None:
+    await many_topics(harness, [1] * 2 * LISTED_A_TURN)
+    listing = asyncio.ensure_future(harness.broker.listed(ANN, lambda topics: [topic.name for topic in topics]))
+    await asyncio.sleep(0)
+    await harness.engine.delete_topic(f"t{2 * LISTED_A_TURN - 1:04d}")
+    assert [len(names) for names in await listing] == [LISTED_A_TURN, LISTED_A_TURN - 1]
 
 
 async def test_a_topic_is_created_as_asked_or_with_the_defaults() -> None:
@@ -124,6 +166,23 @@ async def test_a_deleted_topic_leaves_no_offsets_to_its_successor(harness: Harne
     await harness.restart()
     assert harness.broker.committed(ANN, "g", "t", 0) is None
     assert harness.broker.committed(ANN, "g", "other", 0) == 7
+
+
+async def test_the_offsets_of_a_deleted_topic_are_removed_in_slices(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    await harness.broker.create_topic(ANN, "t", partitions=100)
+    for number in range(ROWS_A_TURN // 100 * 3):
+        await harness.broker.commit(ANN, f"g{number}", {("t", partition): 0 for partition in range(100)})
+    sizes: list[int] = []
+    append = harness.engine.append
+
+    def counted(writes: Sequence[Write], **options: Any) -> asyncio.Future[list[Appended]]:
+        sizes.extend(len(write.batch) for write in writes if isinstance(write.batch, RecordBatch))
+        return append(writes, **options)
+
+    monkeypatch.setattr(harness.engine, "append", counted)
+    await harness.broker.delete_topic(ANN, "t")
+    assert (sum(sizes), max(sizes)) == (3 * ROWS_A_TURN, ROWS_A_TURN)
+    assert harness.broker.groups(ANN) == []
 
 
 async def test_a_commit_in_flight_when_its_topic_is_deleted_leaves_nothing_either(harness: Harness) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -85,13 +86,15 @@ def test_an_administrator_sees_everything_on_one_screen(status: Status) -> None:
     assert done.returncode == 0, done.stderr
     titles = [line[:14].strip() for line in done.stdout.splitlines()]
     assert [title for title in titles if title] == [
-        "broker", "health", "access", "engine", "disk", "listeners", "connections", "topics", "groups", "dead letters", "pipelines",
+        "broker", "health", "access", "engine", "disk", "loop lag", "listeners", "connections", "topics", "groups", "dead letters",
+        "pipelines",
     ]  # fmt: skip
     lines = {line[:14].strip(): line[14:] for line in done.stdout.splitlines()}
     assert lines["broker"].startswith(f"headrace {__version__} at flymq://{status.address}, up ")
     assert (lines["health"], lines["access"]) == ("ok", "enforced, you are admin")
     assert lines["topics"].startswith("1 with 2 partitions, 2 records, ")
     assert "flymq 1" in lines["connections"]
+    assert re.fullmatch(r"p50 \S+ ms, p99 \S+ ms, longest \S+ ms in the last minute; longest turn \S+ ms of CPU time", lines["loop lag"])
     assert lines["groups"].startswith("billing on orders: lag ")
     assert len(done.stdout.splitlines()) <= 24
 
@@ -100,6 +103,7 @@ def test_json_has_the_same_facts(status: Status) -> None:
     found = json.loads(status.run("status", "-o", "json").stdout)
     assert (found["version"], found["health"]["state"], found["principal"]) == (__version__, "ok", "admin")
     assert found["server"]["data"] == str(status.broker.data) and found["server"]["disk"]["free_bytes"] > 0
+    assert sum(found["server"]["loop_lag"]["counts"]) > 0
     assert [listener["kind"] for listener in found["server"]["listeners"]].count("tcp") >= 1
     assert found["topics"]["records"] == 2 and found["pipelines"] == []
 

@@ -6,7 +6,9 @@ import asyncio
 
 import pytest
 
+from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import OffsetOutOfRange, UnknownPartition, UnknownTopic
+from headrace.limits import READ_BATCHES_MAX
 from headrace.records import RecordBatch
 from tests.engine.subjects import Subject, within
 
@@ -73,6 +75,21 @@ async def test_bytes_max_bounds_a_read(subject: Subject) -> None:
         await subject.append(RecordBatch([bytes(1_000)] * 5))
     batches = await subject.engine.read("t", 0, 0, bytes_max=10_000)
     assert 1_000 <= sum(sum(batch.value_sizes()) for batch in batches) <= 10_000
+
+
+async def test_a_read_of_tiny_batches_ends_early_and_goes_on_without_a_gap(subject: Subject) -> None:
+    await subject.topic()
+    count = 2 * READ_BATCHES_MAX + 10
+    for number in range(count):
+        await subject.put(str(number))
+    offset, values = 0, []
+    while offset < count:
+        batches = await subject.engine.read("t", 0, offset, bytes_max=LOTS)
+        if isinstance(subject.engine, EmbeddedEngine):
+            assert len(batches) <= 2 * READ_BATCHES_MAX
+        offset = batches[-1].next_offset
+        values += [value for batch in batches for value in batch.values()]
+    assert values == [b"%d" % number for number in range(count)]
 
 
 async def test_one_record_comes_however_large(subject: Subject) -> None:

@@ -280,7 +280,7 @@ async def test_a_configured_address_that_is_taken_stops_the_start(tmp_path: Path
 async def test_the_broker_starts_without_the_extra_and_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("operators", "http", "metrics"):
         monkeypatch.delitem(sys.modules, f"headrace.server.{name}")
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)  # type: ignore[arg-type]  # as for a library that is not installed
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)  # as for a library that is not installed
     chosen: dict[str, object] = {
         "storage.path": str(tmp_path / "data"),
         "listen.tcp": ["127.0.0.1:0"],

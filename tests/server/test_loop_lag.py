@@ -49,10 +49,31 @@ async def test_the_timer_notes_how_late_it_runs() -> None:
             ticked.set()
 
     lag, now = Observed(), [100.0]
-    timer = LagTimer(lag, lambda: now[0])
+    timer = LagTimer(lag, LoopLag(), lambda: now[0], lambda: 0.0)
     timer.start()
     now[0] += INTERVAL_SECONDS + 0.3
     async with asyncio.timeout(60):
         await ticked.wait()
     timer.stop()
     assert lag.max_seconds == pytest.approx(0.3)
+
+
+async def test_each_tick_measures_the_cpu_time_of_one_whole_turn() -> None:
+    lag, turns, used = LoopLag(), LoopLag(), [0.0]
+    loop, measured = asyncio.get_running_loop(), asyncio.Event()
+
+    def work() -> None:
+        """Use 7 ms in every turn until one is measured."""
+        used[0] += 0.007
+        if turns.ticks:
+            measured.set()
+        else:
+            loop.call_soon(work)
+
+    timer = LagTimer(lag, turns, loop.time, lambda: used[0])
+    timer.start()
+    work()
+    async with asyncio.timeout(60):
+        await measured.wait()
+    timer.stop()
+    assert turns.max_seconds == pytest.approx(0.007)

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import DiskFull, WireError
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES
-from headrace.sessions.session import WORK_A_TURN, BaseSession
+from headrace.sessions.session import REPLY_BYTES_A_TURN, WORK_A_TURN, BaseSession
 
 WINDOW_BYTES = 100
 
@@ -51,7 +51,7 @@ class ByteDecoder:
 
 class LetterSession(BaseSession[str]):
     """Capitals are owed, digits are work that waits, `.` is work that does not wait, `-` is work with a slot, others are answered at
-    once, after the owed replies. The reply is the letter."""
+    once, after the owed replies. The reply is the letter, and that to `~` is large."""
 
     def __init__(self, wire: Wire, slots: asyncio.Semaphore | None = None) -> None:
         super().__init__(wire, in_flight_bytes_max=WINDOW_BYTES, owed_max=8)
@@ -70,7 +70,7 @@ class LetterSession(BaseSession[str]):
         if message.isdigit() or message in ".-x":
             self._start(self._work(message))
         else:
-            self._reply(message.encode())
+            self._reply(message.encode() * (REPLY_BYTES_A_TURN // 2 if message == "~" else 1))
         return True
 
     async def _work(self, message: str) -> None:
@@ -146,6 +146,15 @@ async def test_much_work_in_one_chunk_is_spread_over_turns(wire: Wire, session: 
     assert wire.sent == [b"." * WORK_A_TURN] and wire.pauses == 1
     await turn()
     assert wire.sent == [b"." * WORK_A_TURN] * 3 and wire.pauses == 0
+
+
+async def test_large_replies_are_spread_over_turns(wire: Wire, session: LetterSession) -> None:
+    session.receive(b"~~~~~a")
+    assert sum(map(len, wire.sent)) == REPLY_BYTES_A_TURN and wire.pauses == 1
+    await asyncio.sleep(0)
+    assert sum(map(len, wire.sent)) == 2 * REPLY_BYTES_A_TURN
+    await turn()
+    assert b"".join(wire.sent)[-2:] == b"~a" and wire.pauses == 0
 
 
 async def test_a_peer_that_does_not_read_gets_its_replies_when_it_does(wire: Wire, session: LetterSession) -> None:

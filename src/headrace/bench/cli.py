@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -219,6 +219,43 @@ def requests(
 
 @bench.command()
 @options.common
+@click.option("--protocol", "protocol_name", type=click.Choice(["figg", "fujin"]), default="figg", show_default=True, help="Wire protocol.")
+@click.option(
+    "--subscribers",
+    type=click.IntRange(1, options.CONNECTIONS_MAX),
+    help="Connections that receive every record (default: 1,000 with figg, 100 with fujin).",
+)
+@click.option("--rate", type=click.IntRange(1, 100_000), help="Records per second (default: 100 with figg, 1,000 with fujin).")
+@options.duration(5.0, "Duration of each repetition in seconds.")
+@options.size()
+@options.ack()
+@options.profile()
+def fanout(
+    repeat: int, output: str, parent: Path | None, protocol_name: str, subscribers: int | None, rate: int | None, duration: float,
+    value_bytes: int, ack: str, profile: Path | None,
+) -> None:  # fmt: skip
+    """Measure the delivery of each record to many subscribers.
+
+    Figg: attachments. Fujin: push readers with auto commit, each in a group of its own. Measures from the intended time of the publish to
+    the arrival at each subscriber.
+    """
+    from headrace.bench import fanout as measurements
+
+    shape = measurements.Fanout(
+        protocol_name,
+        subscribers or (100 if protocol_name == "fujin" else 1_000),
+        rate or (1_000 if protocol_name == "fujin" else 100),
+        duration,
+        value_bytes,
+    )
+    config: dict[str, NoteValue] = {**asdict(shape), "ack": ack}
+    with options.measuring("fanout", repeat, output, parent, config) as running:
+        for figure in measurements.measure(running, options.Chosen(ack, None, None, profile), shape).figures():
+            running.report.add(figure)
+
+
+@bench.command()
+@options.common
 @click.option("--tenants", default=",".join(TENANTS), show_default=True, metavar="NAMES", help="Comma-separated tenants.")
 @click.option(
     "--rate", type=click.IntRange(1, 10_000), default=200, show_default=True, help="Requests per second of the publisher and of the reader."
@@ -256,7 +293,7 @@ def interference(
     with options.measuring("interference", repeat, output, parent, config) as running:
         pace, sizes = measurements.Pace(rate, duration), Sizes(small_batches, history, topics)
         for found in measurements.measure(running, names, pace, sizes):
-            for figure in found.figures(running.report.facts.fdatasync_p50_ms):
+            for figure in [*found.figures(running.report.facts.fdatasync_p50_ms), *found.loop_figures()]:
                 running.report.add(figure)
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import uvloop
 
@@ -56,7 +56,7 @@ class Connection:
         self.carrier.attach(self)
 
     @classmethod
-    async def open(cls, address: Address) -> Connection:
+    async def open(cls, address: Address) -> Self:
         endpoint = await ClientEndpoint.open(*address, alpn=ALPN, tls=ClientTls(insecure=True), idle_seconds=STALL_SECONDS)
         connection = cls(endpoint)
         endpoint.start()
@@ -115,12 +115,14 @@ def on_loop(work: Awaitable[_Result]) -> _Result:
 
 
 @contextmanager
-def quic_broker(directory: Path, ack: str, profile: Path | None) -> Iterator[tuple[Address, int]]:
-    """Run `headrace serve` with a QUIC listener and yield its address and process id.
+def quic_broker(
+    directory: Path, ack: str, profile: Path | None, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[Address, int]]:
+    """Run `headrace serve` with a QUIC listener and yield its address and process id. `environment` holds further settings.
 
     Writes have no headers, because some sizes of a value are ambiguous otherwise.
     """
-    settings = {"HEADRACE__STORAGE__ACK": ack, "HEADRACE__FUJIN__WRITE_HEADERS": "never"}
+    settings = {**(environment or {}), "HEADRACE__STORAGE__ACK": ack, "HEADRACE__FUJIN__WRITE_HEADERS": "never"}
     with serving(directory, ("--listen-quic", "127.0.0.1:0"), profile=profile, environment=settings) as served:
         yield parse_address(served.protocols["quic"][0]), served.pid
 

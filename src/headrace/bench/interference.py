@@ -6,6 +6,7 @@ the same broker, and as a control on a second broker of the same machine, where 
 
 from __future__ import annotations
 
+import json
 import statistics
 import time
 from array import array
@@ -20,11 +21,13 @@ from headrace.bench import traffic
 from headrace.bench.children import BenchFailed, cpu_seconds, parse_address, serving
 from headrace.bench.latency import Slots, open_loop, publish_slots
 from headrace.bench.options import Bench
-from headrace.bench.protocols.flymq import payload_bytes
+from headrace.bench.protocols.flymq import call, payload_bytes
 from headrace.bench.protocols.meters import Replies
 from headrace.bench.report import Figure, NoteValue, Target, percentile
 from headrace.bench.tenants import TENANTS, VALUE_BYTES, Place, Sizes, Work, running
+from headrace.server.loop_lag import BOUNDS_MS, percentile_bound
 from headrace.wire.flymq import Opcode, encode_request
+from headrace.wire.flymq.advanced_messages import BrokerCall, BrokerReply
 from headrace.wire.flymq.framing import HEADER_BYTES
 from headrace.wire.flymq.messages import Fetch
 
@@ -33,6 +36,7 @@ TOPIC_RECORDS: Final = 1_000
 """Records of the topic that the small reader reads."""
 CONTROL_FACTOR: Final = 2.0
 """The p99 beside a tenant is at most this multiple of the control, plus one fdatasync."""
+TURN_TARGET: Final = Target(at_most=5.0)
 _SETTLE_SECONDS: Final = 0.25
 _SETTLE_SECONDS_MAX: Final = 30.0
 _IDLE_CPU: Final = 0.1
@@ -57,6 +61,10 @@ class Latencies:
 
     publisher: array[float]
     reader: array[float]
+    lag: Sequence[int] = ()
+    """Ticks of the broker's event loop by bucket of their lag."""
+    turns: Sequence[int] = ()
+    """Turns of the loop by bucket of their CPU time."""
 
 
 @dataclass(slots=True)
@@ -74,6 +82,16 @@ class Beside:
             self._figure("reader", [run.reader for run in self.shared], [run.reader for run in self.control], fdatasync_ms),
         ]
 
+    def loop_figures(self) -> list[Figure]:
+        """Return the lag of the broker's event loop and the CPU time of its turns. The lag has no target: it includes the time in which the
+        machine ran other programs."""
+        place = f"beside {self.tenant}" if self.control else "alone"
+        longest: dict[str, NoteValue] = {"longest at most": max(_bound(run.turns, 100) for run in self.shared)}
+        return [
+            Figure(f"loop lag {place}", "ms p99", [_bound(run.lag, 99) for run in self.shared]),
+            Figure(f"loop turns {place}", "ms CPU p99", [_bound(run.turns, 99) for run in self.shared], TURN_TARGET, longest),
+        ]
+
     def _figure(self, client: str, shared: list[array[float]], control: list[array[float]], fdatasync_ms: float) -> Figure:
         highest = _milliseconds(shared, 99)
         notes: dict[str, NoteValue] = {"p50": statistics.median(_milliseconds(shared, 50))}
@@ -84,6 +102,10 @@ class Beside:
         notes["p99 ÷ control"] = statistics.median(highest) / control_p99
         target = Target(at_most=CONTROL_FACTOR * control_p99 + fdatasync_ms)
         return Figure(f"{client} beside {self.tenant}", "ms p99", highest, target, notes)
+
+
+def _bound(counts: Sequence[int], percent: float) -> float:
+    return min(percentile_bound(counts, percent), float(BOUNDS_MS[-1]))
 
 
 def _milliseconds(runs: Sequence[array[float]], percent: float) -> list[float]:
@@ -130,6 +152,10 @@ def host(directory: Path, *, flight: bool) -> Iterator[Host]:
         yield Host(Place(parse_address(served.protocols["tcp"][0]), served.protocols["flight"][0] if flight else None), served.pid)
 
 
+def _since(now: Sequence[int], before: Sequence[int]) -> list[int]:
+    return [after - earlier for after, earlier in zip(now, before, strict=True)]
+
+
 class SmallClients:
     """The publisher and the reader, on the first broker."""
 
@@ -145,7 +171,18 @@ class SmallClients:
         with traffic.logged_in(self._plan, 2) as (publisher, reader), ThreadPoolExecutor(2) as threads:
             published = threads.submit(open_loop, publisher, slots, self._plan.load.acks(topic))
             read = threads.submit(open_loop, reader, reads, Answers())
-            return Latencies(published.result().latencies, read.result().latencies)
+            before = self._loop()
+            latencies = published.result().latencies, read.result().latencies
+            lag, turns = map(_since, self._loop(), before)
+            return Latencies(*latencies, lag, turns)
+
+    def _loop(self) -> tuple[list[int], list[int]]:
+        """Return the counts of the lag and of the turns of the loop since the start of the broker."""
+        with traffic.logged_in(self._plan) as (sock,):
+            reply = call(sock, BrokerCall("status"))
+        assert isinstance(reply, BrokerReply)
+        server = json.loads(reply.body)["server"]
+        return server["loop_lag"]["counts"], server["loop_turns"]["counts"]
 
     def _fetches(self, first: int, end: int) -> bytes:
         offsets = [index * READ_RECORDS % (TOPIC_RECORDS - READ_RECORDS) for index in range(first, end)]

@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from headrace.broker.authorizer import Action, AuditHook, Authorize, Authorizer, Principal, allow_all
 from headrace.broker.dead_letters.dead_letters import DeadLetters
@@ -35,7 +36,7 @@ from headrace.broker.operations.writers import WriterOperations, WriterPermissio
 from headrace.broker.publishing.producers import Producers
 from headrace.broker.publishing.publish import ProducerStamp, Published, Publisher
 from headrace.broker.publishing.requirements import Rule
-from headrace.broker.reading.cursor import Cursor, Cursors
+from headrace.broker.reading.cursor import Cursor, Cursors, Delivered
 from headrace.broker.reading.fetch import Fetched, Fetcher
 from headrace.broker.reading.waits import Ends, Watermarks
 from headrace.broker.schema_checks import settled
@@ -52,6 +53,7 @@ from headrace.records import AnyBatch
 _DEFAULTS = BrokerSettings()
 _BROKER = "headrace"
 """Name of the broker as a resource."""
+_Shown = TypeVar("_Shown")
 
 
 class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, MeasuringOperations, WriterOperations):
@@ -75,6 +77,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         self._engine = engine
         self._settings = settings
         self._later = later
+        self._listing = asyncio.Lock()
         self._authorizer = authorizer = Authorizer(authorize, audit_hook)
         self.meters = Meters(ticks)
         self._topics = Topics(engine, settings, changed=self._topic_changed, gone=self._topic_gone)
@@ -204,6 +207,22 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
     def topics(self, who: Principal) -> list[Topic]:
         """Return the topics that this principal may see, by name. Internal topics are hidden."""
         return [topic for topic in self._topics.visible() if self._authorizer.allows_topic(who, topic.name)]
+
+    async def listed(self, who: Principal, show: Callable[[list[Topic]], _Shown]) -> list[_Shown]:
+        """Return the results of `show` for the topics that this principal may see, by name: a slice of them in each turn of the loop.
+
+        Listings are served one at a time. The topics of a slice exist while it is shown.
+        """
+        shown: list[_Shown] = []
+        async with self._listing:
+            for number, names in enumerate(self._topics.slices()):
+                if number:
+                    await asyncio.sleep(0)
+                existing = self._engine.topics()
+                topics = [existing[name] for name in names if name in existing and self._authorizer.allows_topic(who, name)]
+                if topics:
+                    shown.append(show(topics))
+        return shown
 
     def topic(self, who: Principal, name: str) -> Topic:
         """Return a topic. Raises `UnknownTopic`."""
@@ -356,7 +375,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         topic: str,
         partition: int,
         offset: int,
-        deliver: Callable[[list[Batch]], None],
+        deliver: Callable[[Delivered], None],
         *,
         credit_bytes: int,
         failed: Callable[[BrokerError], None] | None = None,
@@ -373,7 +392,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         if (tracer := self.tracer) is not None:
             untraced = deliver
 
-            def deliver(batches: list[Batch]) -> None:
+            def deliver(batches: Delivered) -> None:
                 self._trace(tracer, who, topic, batches)
                 untraced(batches)
 

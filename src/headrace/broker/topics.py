@@ -13,6 +13,7 @@ import asyncio
 import unicodedata
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from typing import Final
 
 from headrace.broker.settings import BrokerSettings
@@ -22,6 +23,8 @@ from headrace.limits import GROUP_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 
 INTERNAL_PREFIX: Final = "__"
 """Prefix of internal topics, which hold the broker's tables."""
+LISTED_A_TURN: Final = 200
+"""Partitions listed in one turn of the event loop: about a millisecond."""
 _CONTROLS: Final = frozenset(("Cc", "Cs"))
 _SPACES: Final = frozenset(("Zs", "Zl", "Zp"))
 
@@ -78,7 +81,19 @@ class Topics:
         """Deleted topics for which removing the other data under the name failed."""
 
     def visible(self) -> list[Topic]:
-        return sorted((topic for topic in self._engine.topics().values() if not topic.internal), key=lambda topic: topic.name)
+        return sorted((topic for topic in self._engine.topics().values() if not topic.internal), key=attrgetter("name"))
+
+    def slices(self) -> list[list[str]]:
+        """Return the names of `visible` in slices of about `LISTED_A_TURN` partitions."""
+        found: list[list[str]] = []
+        room = 0
+        for topic in self.visible():
+            if room <= 0:
+                found.append([])
+                room = LISTED_A_TURN
+            found[-1].append(topic.name)
+            room -= topic.partitions
+        return found
 
     def find(self, name: str) -> Topic:
         """Return a topic. Raises `UnknownTopic`, also for an internal topic."""

@@ -27,9 +27,9 @@ _LIVE: Final = ("starting", "running", "stopping")
 def status(output: str, timeout: int, server: Server) -> int:
     """Show the state of a broker on one screen.
 
-    Version, uptime, health, engine, disk, listeners, connections, topics, groups with the highest lag, dead letters, and the pipelines of
-    this machine. A user sees the topics and groups that rules allow; engine, disk, listeners and connections need the right to describe
-    the broker. Exits with 1 if writes fail until the broker is restarted.
+    Version, uptime, health, engine, disk, lag of the event loop, listeners, connections, topics, groups with the highest lag, dead letters,
+    and the pipelines of this machine. A user sees the topics and groups that rules allow; engine, disk, lag of the event loop, listeners
+    and connections need the right to describe the broker. Exits with 1 if writes fail until the broker is restarted.
     """
     found: dict[str, Any] = {}
 
@@ -84,6 +84,10 @@ def _server_lines(server: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if disk := server.get("disk"):
         free, total, headroom = (size_text(disk[name]) for name in ("free_bytes", "total_bytes", "headroom_bytes"))
         yield "disk", f"{free} free of {total}; publishing stops below {headroom}"
+    if lag := server.get("loop_lag"):
+        p50, p99, longest = (f"{lag[name]:.3g} ms" for name in ("p50_ms", "p99_ms", "recent_max_ms"))
+        turn = f"{server['loop_turns']['recent_max_ms']:.3g} ms"
+        yield "loop lag", f"p50 {p50}, p99 {p99}, longest {longest} in the last minute; longest turn {turn} of CPU time"
     title = "listeners"
     for listener in server.get("listeners", []):
         encryption = f" ({listener['encryption']})" if listener["encryption"] else ""

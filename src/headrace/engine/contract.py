@@ -126,7 +126,8 @@ class Engine(Protocol):
         """
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
-        """Read records from `offset` on, at least one if there is any below `end`. Stops before `end` only at a limit or damage.
+        """Read records from `offset` on, at least one if there is any below `end`. Stops before `end` only at a limit or damage, or when it
+        has `READ_BATCHES_MAX` batches or more.
 
         The first batch starts at `offset` or, after a gap from compaction or damage, at the next existing offset.
         At `end` the list is empty. Raises `OffsetOutOfRange` below `first` and above `end`.

@@ -36,12 +36,15 @@ class Actions:
         return self._bridge.wait(lambda: handler(who, wanted))
 
     async def _topics(self, who: Principal, wanted: request.Topics) -> list[str]:
-        return [topic.name for topic in self._broker.topics(who)]
+        return await self._names(who)
 
     async def _describe(self, who: Principal, wanted: request.Describe) -> object:
         if wanted.topics is not None:
             return await self._states(who, wanted.topics)
-        return await self._states(who, [topic.name for topic in self._broker.topics(who)], if_there=True)
+        return await self._states(who, await self._names(who), if_there=True)
+
+    async def _names(self, who: Principal) -> list[str]:
+        return [name for names in await self._broker.listed(who, lambda topics: [topic.name for topic in topics]) for name in names]
 
     async def _states(self, who: Principal, names: Iterable[str], *, if_there: bool = False) -> dict[str, object]:
         """Return the states of topics, without duplicates. Yields to the event loop between topics: partitions may be thousands."""

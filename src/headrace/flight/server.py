@@ -72,9 +72,8 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
 
     async def _flights(self, who: Principal, prefix: str) -> list[flight.FlightInfo]:
         flights: list[flight.FlightInfo] = []
-        for topic in self._broker.topics(who):
-            if not topic.name.startswith(prefix):
-                continue
+        slices = await self._broker.listed(who, lambda topics: [topic for topic in topics if topic.name.startswith(prefix)])
+        for topic in itertools.chain.from_iterable(slices):
             try:
                 flights += [self._flight(who, topic.name, partition) for partition in range(topic.partitions)]
             except UnknownTopic:

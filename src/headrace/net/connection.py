@@ -32,6 +32,8 @@ SNIFF_BYTES_MAX: Final = 256
 """The protocol must be known after this many bytes."""
 _QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
 """Linux only. The kernel clears the option by itself, so it is set again after each read."""
+READ_BYTES_A_TURN: Final = 128 * limits.KIB
+"""A connection that delivers this much in one read is read again in the next turn of the loop."""
 _TCP_ESTABLISHED, _TCP_SYN_RECEIVED = 1, 3
 """Linux TCP states in which the peer may still send."""
 _SOCKET_OPTIONS: Final = (
@@ -166,6 +168,10 @@ class Connection(asyncio.Protocol):
             return
         if self._tls is None and self._session is None and not self._first and not self._detect_tls(data):
             return
+        if len(data) >= READ_BYTES_A_TURN and not self._pauses and not self._peer_finished:
+            # More is waiting, and libuv reads up to 32 times in a turn. The other connections come first.
+            self._transport.pause_reading()
+            self._loop.call_soon(self._read_on)
         self._has_sent = False
         if self._tls is None:
             self._deliver(data)
@@ -175,6 +181,10 @@ class Connection(asyncio.Protocol):
             # No reply carries the TCP acknowledgement. The kernel would delay it by 40 ms, and a client that leaves Nagle's algorithm on
             # sends its next small write only after it.
             self._transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+
+    def _read_on(self) -> None:
+        if not self._pauses and self._may_switch_reading():
+            self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         """Let the session finish: requests may still be on their way to disk, and the peer may still read the replies."""

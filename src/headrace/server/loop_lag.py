@@ -1,13 +1,18 @@
-"""Lag of the event loop: how late a periodic timer runs.
+"""Lag of the event loop: how late a periodic timer runs, and how long the turns of the loop are.
 
 The timer is late by the rest of the turn of the loop that was under way when it became due. Every request waits as long, so the lag is the
-part of all latencies that other requests cause. It includes time in which the machine ran other programs.
+part of all latencies that other requests cause. It includes time in which the machine ran other programs or another thread had the
+interpreter. The CPU time of a turn does not; one turn is measured after each tick:
+
+    timer ─ tick ─┐ rest of the turn │ one turn │
+                  └─ call_soon ──────┴──────────┴─ the CPU time between the two calls
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,9 +23,19 @@ BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 _RECENT_TICKS: Final = round(60 / INTERVAL_SECONDS)
 
 
+def percentile_bound(counts: Sequence[int], percent: float) -> float:
+    """Return the upper bound in milliseconds of the bucket with this percentile."""
+    left = sum(counts) * percent / 100
+    for bound, count in zip(BOUNDS_MS, counts, strict=False):
+        left -= count
+        if left <= 0:
+            return float(bound)
+    return math.inf
+
+
 @dataclass(slots=True)
 class LoopLag:
-    """Counters of the lag since the start."""
+    """Counters of the lag, or of the lengths of turns, since the start."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_MS) + 1))
     """Ticks by bucket of `BOUNDS_MS`."""
@@ -51,13 +66,8 @@ class LoopLag:
         return max(self._recent)
 
     def percentile_ms(self, percent: float) -> float:
-        """Return the upper bound of the bucket with this percentile, and the maximum for the last bucket."""
-        left = self.ticks * percent / 100
-        for bound, count in zip(BOUNDS_MS, self.counts, strict=False):
-            left -= count
-            if left <= 0:
-                return min(float(bound), self.max_seconds * 1e3)
-        return self.max_seconds * 1e3
+        """Return the upper bound of the bucket with this percentile, but at most the maximum."""
+        return min(percentile_bound(self.counts, percent), self.max_seconds * 1e3)
 
     def report(self) -> dict[str, object]:
         """Return the lag for `headrace status`: percentiles since the start, and the latest maximum."""
@@ -72,10 +82,10 @@ class LoopLag:
 
 
 class LagTimer:
-    """Measures the lag of the running loop from `start` to `stop`. `clock` returns seconds."""
+    """Measures the running loop from `start` to `stop`. `clock` returns seconds, `cpu_clock` the CPU seconds of the thread."""
 
-    def __init__(self, lag: LoopLag, clock: Callable[[], float]) -> None:
-        self._lag, self._clock = lag, clock
+    def __init__(self, lag: LoopLag, turns: LoopLag, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
+        self._lag, self._turns, self._clock, self._cpu_clock = lag, turns, clock, cpu_clock
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
 
@@ -92,3 +102,10 @@ class LagTimer:
     def _tick(self) -> None:
         self._lag.note(max(0.0, self._clock() - self._due))
         self.start()
+        asyncio.get_running_loop().call_soon(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        asyncio.get_running_loop().call_soon(self._end_turn, self._cpu_clock())
+
+    def _end_turn(self, began: float) -> None:
+        self._turns.note(self._cpu_clock() - began)

@@ -38,6 +38,9 @@ _ACCESS: Final = {
 }
 _COLLECT_AFTER_OBJECTS: Final = 20_000
 """A collection of this many objects takes about a millisecond."""
+_SWITCH_SECONDS: Final = 0.0005
+"""Time for which a thread keeps the interpreter while another one wants it. With Python's default of 5 ms, every turn of the event loop
+waits that long while the writer, the maintenance or a Flight thread runs Python code."""
 _PROMISES: Final = {
     Ack.DURABLE: "fdatasync before every acknowledgement",
     Ack.WRITTEN: "survives a crash of the process, not of the machine",
@@ -64,6 +67,7 @@ def serve(config: Config, options: ServeOptions, environment: Mapping[str, str])
     started = time.monotonic()
     set_up_logs(config.logging)
     raise_file_limit()
+    sys.setswitchinterval(_SWITCH_SECONDS)
     if not CHECKSUMS_IN_C:
         _log.warning("checksums are slow: about 1 MB/s in Python, because the installed google-crc32c has no extension module")
     server = Server(

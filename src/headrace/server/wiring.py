@@ -111,7 +111,8 @@ class Server:
         self._access.listen(self._broker.access_changed)
         self._counters = NetCounters()
         self.loop_lag = LoopLag()
-        self._lag_timer = LagTimer(self.loop_lag, time.perf_counter)
+        self.loop_turns = LoopLag()
+        self._lag_timer = LagTimer(self.loop_lag, self.loop_turns, time.perf_counter, time.thread_time)
         self._wanted_connections = {"connections": config.limits.connections, "flight_connections": flight_connections(config)}
         self._connection_limits = divide(open_files_max(), **self._wanted_connections)
         self._listeners: list[Drainable] = []
@@ -210,6 +211,7 @@ class Server:
             "disk": {"free_bytes": disk.free, "total_bytes": disk.total, "headroom_bytes": storage.headroom},
             "loop_lag": self.loop_lag.report(),
             "activity": self._activity(),
+            "loop_turns": self.loop_turns.report(),
             "listeners": [asdict(found) for found in self._opened],
             "connections": {
                 "open": self._counters.open,

@@ -38,6 +38,8 @@ _Owed: TypeAlias = tuple[asyncio.Future[Any] | None, int, Encode]
 
 WORK_A_TURN: Final = 64
 """Requests with work that are served in one turn of the loop. Thousands of them would delay the other connections."""
+REPLY_BYTES_A_TURN: Final = 512 * KIB
+"""Bytes of large replies of one connection after which its further requests wait for the next turn."""
 _WRITE_BYTES: Final = 64 * KIB
 """Replies are collected up to this size before they are passed to the connection."""
 
@@ -251,6 +253,8 @@ class BaseSession(ABC, Generic[Message]):
         self._ready.append(frames)
         self._ready_bytes += len(frames)
         if self._ready_bytes > _WRITE_BYTES:
+            # A page of a thousand records takes as long as many small replies.
+            self._work_left -= WORK_A_TURN * self._ready_bytes // REPLY_BYTES_A_TURN
             self._flush()
 
     def _owe(self, outcome: asyncio.Future[Any], size_bytes: int, reply: Encode) -> None:

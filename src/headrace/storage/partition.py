@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
-from headrace.limits import BATCH_JOINED_BYTES_MAX, KIB, MIB
+from headrace.limits import BATCH_JOINED_BYTES_MAX, KIB, MIB, READ_BATCHES_MAX
 from headrace.records import AnyBatch, Bounds
 from headrace.storage import batch as batch_format
 from headrace.storage.batch import Built, StoredBatch
@@ -378,7 +378,7 @@ def _fitting(batches: list[Built], room: int) -> list[Built]:
 
 
 class _Taken:
-    """Collects batches from an offset on, up to a number of bytes or records."""
+    """Collects batches from an offset on, up to a number of bytes, records or batches."""
 
     __slots__ = ("batches", "bytes_left", "fresh", "full", "is_onward", "offset", "records_left", "rest")
 
@@ -404,7 +404,7 @@ class _Taken:
         self.batches += more.batches
         self.fresh += more.fresh
         self.offset, self.bytes_left, self.records_left = more.offset, more.bytes_left, more.records_left
-        self.full, self.rest = more.full, more.rest
+        self.full, self.rest = more.full or len(self.batches) >= READ_BATCHES_MAX, more.rest
 
     def take(self, batch: StoredBatch, *, is_opened: bool = False) -> bool:
         """Take the records that fit. Returns False when a limit is reached. The first record is taken regardless of its size."""
@@ -430,5 +430,6 @@ class _Taken:
         self.records_left -= len(taken)
         self.offset = taken.next_offset
         self.rest = batch if len(taken) < count else None
-        self.full = self.rest is not None or self.bytes_left <= 0 or self.records_left <= 0
+        is_over = self.bytes_left <= 0 or self.records_left <= 0 or len(self.batches) >= READ_BATCHES_MAX
+        self.full = self.rest is not None or is_over
         return not self.full

@@ -24,7 +24,7 @@ from headrace.broker.groups.offsets import Groups
 from headrace.broker.groups.progress import Entry, MemberState, PartitionProgress, Row, State, rows_of
 from headrace.broker.groups.taking import Taking
 from headrace.broker.health import supervise
-from headrace.broker.reading.batches import unexpired
+from headrace.broker.reading.batches import STEP_RECORDS_MAX, unexpired
 from headrace.broker.reading.waits import Wait
 from headrace.broker.settings import Clock, Later, Timer
 from headrace.engine.contract import Batch, Engine
@@ -352,14 +352,17 @@ class GroupConsumer:
         engine = self._context.engine
         while not progress.buffered and (position := progress.position) < (end := engine.bounds(self.topic, progress.partition).end):
             try:
-                batches = await engine.read(self.topic, progress.partition, position, bytes_max=_BUFFER_BYTES)
+                batches = await engine.read(self.topic, progress.partition, position, bytes_max=_BUFFER_BYTES, records_max=STEP_RECORDS_MAX)
             except OffsetOutOfRange as error:
                 # Retention deleted records that the group had not read. Continue at the first offset.
                 batches, end = [], max(position + 1, error.first)
             if progress.position == position:  # else the group was moved meanwhile
                 # An empty read below the end means that compaction removed these records.
-                progress.add_buffered(batches, batches[-1].next_offset if batches else end)
+                living = unexpired(batches, self._context.clock())
+                progress.add_buffered(living, batches[-1].next_offset if batches else end)
             self._progressed()
+            if not progress.buffered:
+                await asyncio.sleep(0)  # there may be millions of expired records
 
     async def _bodies(self, progress: PartitionProgress, entries: Iterable[Entry]) -> dict[int, Row]:
         """Read the records of these entries again. Records removed by retention or compaction are missing."""

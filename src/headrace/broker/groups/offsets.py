@@ -5,9 +5,10 @@ A committed offset is the next offset to read. It is the same number through eve
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from headrace.broker.settings import Clock
 from headrace.broker.tables import TableLog
@@ -24,6 +25,8 @@ Place: TypeAlias = tuple[str, int]
 Commits: TypeAlias = list[tuple[_Key, _Row | None]]
 
 _OFFSET_MAX = (1 << 63) - 1
+ROWS_A_TURN: Final = 500
+"""Offsets of a deleted topic that are removed, or groups that are searched for them, in one turn of the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +113,15 @@ class Groups(TableLog[_Key, _Row]):
     async def topic_gone(self, topic: str) -> None:
         """Forget the offsets of all groups in the topic, including commits in flight."""
         await self.settled()
-        await self.put(self._tombstones(lambda place: place[0] == topic))
+        doomed: Commits = []
+        for number, group in enumerate(list(self._offsets)):
+            doomed += [((group, *place), None) for place in self._offsets.get(group, ()) if place[0] == topic]
+            if len(doomed) >= ROWS_A_TURN:
+                await self.put(doomed)
+                doomed = []
+            elif number % ROWS_A_TURN == ROWS_A_TURN - 1:
+                await asyncio.sleep(0)
+        await self.put(doomed)
 
     def _tombstones(self, doomed: Callable[[Place], bool]) -> Commits:
         return [((group, *place), None) for group, offsets in self._offsets.items() for place in offsets if doomed(place)]

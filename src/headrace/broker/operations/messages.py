@@ -36,9 +36,9 @@ class DeadLetterOperations:
 
     def dead_letter_counts(self, who: Principal) -> dict[str, int]:
         """Return the number of waiting dead letters by topic, for topics that this principal may see."""
-        seen = [topic.name for topic in self._topics.visible() if self._authorizer.allows_topic(who, topic.name)]
-        names = [name.removesuffix(SUFFIX) for name in seen if name.endswith(SUFFIX)]
-        return {name: self._dead_letters.count(name) for name in names if name}
+        names = [topic.name for topic in self._topics.visible() if topic.name.endswith(SUFFIX)]
+        seen = [name.removesuffix(SUFFIX) for name in names if self._authorizer.allows_topic(who, name)]
+        return {name: self._dead_letters.count(name) for name in seen if name}
 
     async def move_to_dead_letters(self, who: Principal, topic: str, partition: int, offset: int, *, error: str = "") -> None:
         """Copy a record to the dead letters. Raises `UnknownMessage` if it no longer exists."""

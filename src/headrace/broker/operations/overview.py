@@ -6,7 +6,6 @@ The operation `status` of FlyMQ's BROKER, the Flight action `status` and `GET /s
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
@@ -14,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from headrace.broker.authorizer import ANONYMOUS, Principal
 from headrace.broker.broker import Broker
 from headrace.broker.meters import Meter
-from headrace.errors import UnknownTopic
+from headrace.engine.contract import Topic
 from headrace.overview import TopicCounters, Traffic, Warning
 
 Report: TypeAlias = Callable[[], Mapping[str, Any]]
@@ -23,8 +22,8 @@ GROUPS_MAX: Final = 100
 """Groups in the reply: those with the highest lag."""
 LOOP_LAG_MS_MAX: Final = 250
 """Delay of the event loop that causes a warning."""
-_STEPS_A_TURN: Final = 256
-"""Topics or groups handled in one turn of the loop."""
+_GROUPS_A_TURN: Final = 64
+"""Groups handled in one turn of the loop."""
 _NEARLY: Final = 0.9
 """Part of a limit from which on there is a warning."""
 
@@ -61,19 +60,19 @@ async def overview(broker: Broker, who: Principal, report: Mapping[str, Any]) ->
 
 async def topic_counters(broker: Broker, who: Principal) -> list[TopicCounters]:
     """Return size and traffic of every topic that this principal may see, by name."""
-    found: list[TopicCounters] = []
-    for number, topic in enumerate(broker.topics(who)):
-        total = Meter.zero()
-        for meter in broker.meters.topics.get(topic.name, {}).values():
-            total.add(meter)
-        with contextlib.suppress(UnknownTopic):  # deleted meanwhile
-            records, size_bytes = _size(broker, who, topic.name, topic.partitions)
-            found.append(
-                TopicCounters(topic=topic.name, partitions=topic.partitions, records=records, size_bytes=size_bytes, **_traffic(total))
-            )
-        if number % _STEPS_A_TURN == 0:
-            await asyncio.sleep(0)
-    return found
+
+    def counted(topics: list[Topic]) -> list[TopicCounters]:
+        return [_counters(broker, who, topic) for topic in topics]
+
+    return [row for rows in await broker.listed(who, counted) for row in rows]
+
+
+def _counters(broker: Broker, who: Principal, topic: Topic) -> TopicCounters:
+    total = Meter.zero()
+    for meter in broker.meters.topics.get(topic.name, {}).values():
+        total.add(meter)
+    records, size_bytes = _size(broker, who, topic.name, topic.partitions)
+    return TopicCounters(topic=topic.name, partitions=topic.partitions, records=records, size_bytes=size_bytes, **_traffic(total))
 
 
 def _traffic(meter: Meter) -> dict[str, int]:
@@ -87,15 +86,17 @@ def _size(broker: Broker, who: Principal, topic: str, partitions: int) -> tuple[
 
 
 async def _topics(broker: Broker, who: Principal) -> object:
-    found = broker.topics(who)
-    totals = {"count": len(found), "partitions": sum(topic.partitions for topic in found), "records": 0, "size_bytes": 0}
-    for number, topic in enumerate(found):
-        with contextlib.suppress(UnknownTopic):  # deleted meanwhile
+    totals = {"count": 0, "partitions": 0, "records": 0, "size_bytes": 0}
+
+    def add(topics: list[Topic]) -> None:
+        totals["count"] += len(topics)
+        for topic in topics:
             records, size_bytes = _size(broker, who, topic.name, topic.partitions)
+            totals["partitions"] += topic.partitions
             totals["records"] += records
             totals["size_bytes"] += size_bytes
-        if number % _STEPS_A_TURN == 0:
-            await asyncio.sleep(0)
+
+    await broker.listed(who, add)
     return totals
 
 
@@ -104,7 +105,7 @@ async def _lags(broker: Broker, who: Principal) -> Counter[tuple[str, str]]:
     for number, group in enumerate(broker.groups(who)):
         for row in broker.lag(who, group):
             lags[group, row.topic] += row.lag
-        if number % _STEPS_A_TURN == 0:
+        if number % _GROUPS_A_TURN == 0:
             await asyncio.sleep(0)
     return lags
 

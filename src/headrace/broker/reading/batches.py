@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from headrace.engine.contract import Batch
 from headrace.records import NEVER
+
+STEP_RECORDS_MAX: Final = 5_000
+"""Records that a read path handles in one step: a few milliseconds even if they are small, or every second one has expired."""
 
 
 def size_bytes(batch: Batch) -> int:

@@ -28,6 +28,8 @@ class Fetched:
     bounds: Bounds
     next_offset: int
     """The offset to continue from: after the last batch and after expired records that were left out."""
+    is_cut: bool = False
+    """Whether the read ended at a limit: there are more records."""
 
 
 class Fetcher:
@@ -91,7 +93,7 @@ class Fetcher:
             # An empty read below the end means that compaction removed these records.
             read_on = batches[-1].next_offset if batches else max(offset, end)
             if living or not batches:
-                return Fetched(living, self._engine.bounds(topic, partition), read_on)
+                return Fetched(living, self._engine.bounds(topic, partition), read_on, read_on < end)
             offset, is_skipping = read_on, True
             await asyncio.sleep(0)
 
@@ -126,6 +128,6 @@ class Fetcher:
 def _is_enough(fetched: Fetched, bytes_min: int, records_max: int) -> bool:
     if not fetched.batches:
         return False
-    if bytes_min <= 1 or sum(map(len, fetched.batches)) >= records_max:
+    if bytes_min <= 1 or fetched.is_cut or sum(map(len, fetched.batches)) >= records_max:
         return True
     return sum(map(size_bytes, fetched.batches)) >= bytes_min

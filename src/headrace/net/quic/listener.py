@@ -132,7 +132,8 @@ class StreamLink:
 
     def when_acknowledged(self, callback: Callable[[], None]) -> None:
         self._acknowledged = callback
-        self._loop.call_soon(self.progressed)
+        if not self.unsent_bytes:  # otherwise an acknowledgement is to come
+            self._loop.call_soon(self.progressed)
 
     # `Holder`: called by the output budget.
 

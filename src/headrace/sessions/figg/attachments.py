@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final, cast
 
 from headrace.broker import Batch, Bounds
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.reading.batches import size_bytes
-from headrace.broker.reading.cursor import Cursor
+from headrace.broker.reading.cursor import Cursor, Delivered
 from headrace.errors import BrokerError, LimitExceeded
 from headrace.limits import KIB, OUTPUT_BUFFER_BYTES_MAX, OUTPUT_HIGH_WATER_BYTES, SUBSCRIPTIONS_PER_CONNECTION_MAX
 from headrace.sessions.contract import Link
@@ -122,21 +122,20 @@ class Attachments:
                 attachment.topic,
                 PARTITION,
                 _within(bounds, attachment.position),
-                lambda batches: self._deliver(attachment, batches),
+                partial(self._deliver, attachment),
                 credit_bytes=CREDIT_BYTES,
                 failed=self._failed,
             )
         except BrokerError as failure:
             self._failed(failure)
 
-    def _deliver(self, attachment: Attachment, batches: list[Batch]) -> None:
+    def _deliver(self, attachment: Attachment, delivered: Delivered) -> None:
         if self._link.unsent_bytes > OUTPUT_BUFFER_BYTES_MAX:
-            self._park(attachment, batches[0].first_offset)
+            self._park(attachment, delivered[0].first_offset)
             return
-        topic = attachment.topic
-        self._link.send(b"".join([encode.data(topic, _following(batch), _values(batch)) for batch in batches]))
-        attachment.position = batches[-1].next_offset
-        attachment.spent_bytes += sum(map(size_bytes, batches))
+        self._link.send(delivered.encoded("figg", partial(_encode, attachment.topic)))
+        attachment.position = delivered[-1].next_offset
+        attachment.spent_bytes += delivered.size_bytes
         if attachment.spent_bytes >= CREDIT_BYTES // 2:
             self._wait_for_turn(attachment)
 
@@ -149,6 +148,10 @@ class Attachments:
 
 def _within(bounds: Bounds, offset: int) -> int:
     return min(max(offset, bounds.first), bounds.end)
+
+
+def _encode(topic: str, batches: list[Batch]) -> bytes:
+    return b"".join([encode.data(topic, _following(batch), _values(batch)) for batch in batches])
 
 
 def _following(batch: Batch) -> range | list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.broker import Broker, Principal
+from headrace.broker import Broker, Principal, Topic
 from headrace.broker.operations.overview import Report
 from headrace.errors import InvalidRequest
 from headrace.wire.flymq.advanced_messages import ClusterJoin, ClusterLeave, ClusterNode, ClusterReport, ClusterStatus
@@ -48,15 +48,15 @@ class ClusterHandlers:
 
     async def metadata(self, request: ClusterMetadata) -> Reply:
         node, who = self._node, self._who()
-        topics = [self._broker.topic(who, request.topic)] if request.topic else self._broker.topics(who)
 
         def leadership(partition: int) -> PartitionLeadership:
             return PartitionLeadership(partition, node.name, node.address, replicas=[node.name], in_sync=[node.name])
 
-        return ClusterTopics(
-            node.cluster,
-            [TopicLeadership(topic.name, [leadership(index) for index in range(topic.partitions)]) for topic in topics],
-        )
+        def led(topics: list[Topic]) -> list[TopicLeadership]:
+            return [TopicLeadership(topic.name, [leadership(index) for index in range(topic.partitions)]) for topic in topics]
+
+        slices = [led([self._broker.topic(who, request.topic)])] if request.topic else await self._broker.listed(who, led)
+        return ClusterTopics(node.cluster, [topic for topics in slices for topic in topics])
 
 
 def duration(ms: int) -> str:

@@ -31,7 +31,7 @@ Unlike CREATE_TOPIC and DELETE_TOPIC, topic.create fails for a name that exists 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
@@ -117,6 +117,7 @@ class _Handles(_Arguments):
 
 
 _Operation = Callable[[Any], Awaitable[object]]
+"""Returns the result, or its JSON as bytes."""
 
 
 class BrokerHandlers:
@@ -160,10 +161,14 @@ class BrokerHandlers:
             arguments = msgspec.json.decode(request.body or b"{}", type=arguments_type)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"{request.operation}: {error}") from None
-        return BrokerReply(msgspec.json.encode(await operation(arguments)))
+        result = await operation(arguments)
+        return BrokerReply(result if isinstance(result, bytes) else msgspec.json.encode(result))
 
     async def _list_topics(self, arguments: _Nothing) -> object:
-        return [self._shown(topic) for topic in self._broker.topics(self._who())]
+        # Encoded slice by slice too, and copied once: the reply for 10,000 topics has 3 MB.
+        slices = await self._broker.listed(self._who(), lambda topics: msgspec.json.encode([self._shown(one) for one in topics])[1:-1])
+        parts = [part for encoded in slices for part in (b",", encoded)]
+        return b"".join((b"[", *parts[1:], b"]"))
 
     async def _describe_topic(self, arguments: _Named) -> object:
         return self._shown(self._broker.topic(self._who(), arguments.topic))
@@ -186,7 +191,7 @@ class BrokerHandlers:
         return {
             "name": topic.name,
             "partitions": [{"first": held.first, "end": held.end} for held in bounds],
-            "config": asdict(topic.config),
+            "config": topic.config,
         }
 
     async def _list_groups(self, arguments: _Nothing) -> object:

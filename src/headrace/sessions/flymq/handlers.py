@@ -161,7 +161,8 @@ class Handlers:
         return Done(True, "topic deleted")
 
     async def _list_topics(self, request: ListTopics) -> Reply:
-        return TopicList(sorted(topic.name for topic in self._broker.topics(self.who)))
+        slices = await self._broker.listed(self.who, lambda topics: [topic.name for topic in topics])
+        return TopicList([name for names in slices for name in names])
 
     async def _metadata(self, request: Metadata) -> Reply:
         topic = self._broker.topic(self.who, request.topic)

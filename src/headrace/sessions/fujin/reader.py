@@ -46,8 +46,11 @@ _UNREAD_TIMEOUT_MS: Final = 3_600_000
 """With auto commit there are no acknowledgements: only a lost connection returns a message."""
 _LAST_WORDS_SECONDS: Final = 0.25
 """Time a disconnecting reader waits for the acknowledgement of its last messages. Then they are returned to the group."""
-_CONFIRM_SECONDS: Final = 0.01
-"""Interval for checking whether the last messages have arrived. Short, because until then they use up the reader's credit."""
+_LAST_LOOK_SECONDS: Final = 0.01
+"""Interval of that wait."""
+_CONFIRM_SECONDS: Final = 0.05
+"""Interval for checking whether messages have arrived while others are under way. Short, because until then they use up the reader's
+credit. When everything has arrived, the link says so at once."""
 _DRAINING_SECONDS: Final = 0.05
 
 
@@ -158,7 +161,7 @@ class Reader:
         self.stop()
         deadline = self._loop.time() + _LAST_WORDS_SECONDS
         while self._unconfirmed and self._loop.time() < deadline:
-            await asyncio.sleep(_CONFIRM_SECONDS)
+            await asyncio.sleep(_LAST_LOOK_SECONDS)
             self._confirm()
         sources, self._sources = self._sources, []
         for source in sources:

@@ -51,6 +51,8 @@ class RustLogHandlers:
                 return self._commit(dialect, request)
             case m.CreateTopic():
                 return self._create_topic(request)
+            case m.ListTopics():
+                return self._list_topics()
             case m.Produce() if request.records:
                 return self._produce_to_new_topic(dialect, request)
             case m.Ping():
@@ -67,8 +69,6 @@ class RustLogHandlers:
                 return m.ProduceReply(range(end, end))
             case m.OffsetFetch(topic, partition, group):
                 return m.OffsetFetchReply(self._committed(group, topic, partition))
-            case m.ListTopics():
-                return m.ListTopicsReply(sorted((topic.name, topic.partitions) for topic in self._broker.topics(self._who)))
             case m.DescribeTopic(name):
                 count = self._broker.topic(self._who, name).partitions
                 return m.DescribeTopicReply(name, count, [(partition, self._end(name, partition)) for partition in range(count)])
@@ -195,6 +195,10 @@ class RustLogHandlers:
         except BrokerError as error:
             return errors.topic_creation_failed(str(error), retriable=error.retriable)
         return m.CreateTopicReply(True)
+
+    async def _list_topics(self) -> m.Reply:
+        slices = await self._broker.listed(self._who, lambda topics: [(topic.name, topic.partitions) for topic in topics])
+        return m.ListTopicsReply([row for rows in slices for row in rows])
 
     def _end(self, topic: str, partition: int) -> int:
         return self._broker.bounds(self._who, topic, partition).end
