@@ -165,6 +165,8 @@ class Server(_Part, frozen=True, kw_only=True):
     data: str
     disk: Disk
     loop_lag: LoopLag
+    loop_turns: LoopLag | None = None
+    """The same for the CPU time of one turn of the loop."""
     listeners: list[Listener]
     connections: Connections
     activity: Activity = Activity()

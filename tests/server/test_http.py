@@ -6,6 +6,8 @@ import asyncio
 import http.client
 import json
 import socket
+import ssl
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import trustme
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families as prometheus_text
 
@@ -272,3 +275,57 @@ async def test_a_configured_address_that_is_taken_stops_the_start(tmp_path: Path
         with pytest.raises(StartFailed, match=f"cannot listen on {taken}: .*--listen-http"):
             async with serving(tmp_path, **{"listen.http": [taken]}):
                 pass
+
+
+async def test_the_broker_starts_without_the_extra_and_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("operators", "http", "metrics"):
+        monkeypatch.delitem(sys.modules, f"headrace.server.{name}")
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)  # as for a library that is not installed
+    chosen: dict[str, object] = {
+        "storage.path": str(tmp_path / "data"),
+        "listen.tcp": ["127.0.0.1:0"],
+        "listen.quic": [],
+        "listen.flight": [],
+    }
+    config = resolve(flags={name: (name, value) for name, value in chosen.items()}).config
+    server = Server(config, key=None, clock=lambda: 1, blipmq_keys={"k" * 32: "ann"})
+    opened = await server.open()
+    await server.close()
+    assert [found.kind for found in opened] == ["tcp"]
+    (line,) = server.unavailable
+    assert line == "no HTTP listener: listen.http needs prometheus-client: pip install 'headrace[metrics]'"
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> dict[str, str]:
+    """Certificates of a server and of a client, with their CA."""
+    ca = trustme.CA()
+    ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    for name, cert in (("server", ca.issue_cert("127.0.0.1")), ("client", ca.issue_cert("scraper.example"))):
+        cert.cert_chain_pems[0].write_to_path(str(tmp_path / f"{name}.pem"))
+        key = tmp_path / f"{name}.key"
+        key.touch(0o600)
+        key.write_bytes(cert.private_key_pem.bytes())
+    return {name: str(tmp_path / name) for name in ("ca.pem", "server.pem", "server.key", "client.pem", "client.key")}
+
+
+async def test_with_tls_a_scraper_needs_a_client_certificate(tmp_path: Path, certificates: dict[str, str]) -> None:
+    keys = {"tls.certificate": certificates["server.pem"], "tls.key": certificates["server.key"], "tls.client_ca": certificates["ca.pem"]}
+
+    def status(context: ssl.SSLContext, address: str) -> int:
+        connection = http.client.HTTPSConnection(address, timeout=60, context=context)
+        try:
+            connection.request("GET", "/healthz")
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    stranger = ssl.create_default_context(cafile=certificates["ca.pem"])
+    scraper = ssl.create_default_context(cafile=certificates["ca.pem"])
+    scraper.load_cert_chain(certificates["client.pem"], certificates["client.key"])
+    async with serving(tmp_path, **keys) as (_, address):
+        assert await asyncio.to_thread(status, scraper, address) == 200
+        with pytest.raises((ssl.SSLError, OSError, http.client.HTTPException)):
+            await asyncio.to_thread(status, stranger, address)
+        with pytest.raises((OSError, http.client.HTTPException)):
+            await fetched(address, "/healthz")

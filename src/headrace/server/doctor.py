@@ -151,6 +151,7 @@ def _ports(config: Config, *, is_running: bool) -> Iterator[Finding]:
         ("listen.tcp", socket.SOCK_STREAM, config.listen.tcp),
         ("listen.quic", socket.SOCK_DGRAM, config.listen.quic),
         ("listen.flight", socket.SOCK_STREAM, config.listen.flight),
+        ("listen.http", socket.SOCK_STREAM, config.listen.http),
     ):
         for bind in binds:
             failure = _bind_error(bind.address.host, bind.address.port, kind)
