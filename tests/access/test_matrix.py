@@ -200,6 +200,7 @@ BROKER: dict[str, Callable[[World, Broker, Principal, str], Any]] = {
     "move_many_to_dead_letters": lambda w, b, who, n: b.move_many_to_dead_letters(who, n, [(9, 0, "")]),
     "replay": lambda w, b, who, n: b.replay(who, n, ["0-9"]),
     "purge_dead_letters": lambda w, b, who, n: b.purge_dead_letters(who, n),
+    "discard_dead_letters": lambda w, b, who, n: b.discard_dead_letters(who, n, ["0-9"]),
     "publish_delayed": lambda w, b, who, n: b.publish_delayed(who, n, b"x", delay_ms=1_000_000),
     "cancel_delayed": lambda w, b, who, n: b.cancel_delayed(who, w.waiting.get(n, "9-9")),
     "stage": lambda w, b, who, n: b.stage(who, f"new {who.name} {n}", n, RecordBatch([b"x"]), writer=n),

@@ -10,7 +10,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -222,7 +222,7 @@ class Browser:
             reply = self.request("GET", place.path + (f"?{place.query}" if place.query else ""))
         raise AssertionError("too many redirections")
 
-    def events(self, path: str, **query: object) -> Iterator[tuple[str, str]]:
+    def events(self, path: str, **query: object) -> Generator[tuple[str, str], None, None]:
         """Yield (name, data) of server-sent events until the server ends them."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS)
         try:

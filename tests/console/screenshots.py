@@ -51,6 +51,8 @@ PAGES = {
     "audit-console": "/audit/console",
     "error": "/topic?name=nowhere",
 }
+IMAGES = {"console-overview": ("/", 660), "console-pipeline": ("/pipeline?checkpoint=CHECKPOINT", 600)}
+"""Images of the README: page and height."""
 WIDTHS = {"wide": 1200, "narrow": 360}
 _TRAFFIC_SECONDS = 45.0
 
@@ -130,6 +132,12 @@ def shoot(broker: BrokerThread, console: ConsoleThread, target: Path, folder: Pa
                         print(f"{path}: {found} px at {width}")
                     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size | {"height": min(height, 2400)})
                     driver.save_screenshot(str(target / f"{name}-{label}-{theme}.png"))
+        driver.add_cookie({"name": "headrace_theme", "value": "light"})
+        for name, (path, height) in IMAGES.items():
+            size = {"width": 1200, "height": height, "deviceScaleFactor": 0.75, "mobile": False}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            pages.open(path.replace("CHECKPOINT", checkpoint))
+            driver.save_screenshot(str(target / f"{name}.png"))
     finally:
         driver.quit()
 

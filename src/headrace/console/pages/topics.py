@@ -33,8 +33,8 @@ _SETTINGS: Final = (
     ("ttl_ms", "--ttl", "Time to live of records, such as 1h; 0 is unlimited", None),
 )
 _SWITCHES: Final = (
-    ("dead_letter_expired", "--dead-letter-expired", "--drop-expired", "Expired records"),
-    ("compress", "--compress", "--no-compress", "Compression on disk"),
+    ("dead_letter_expired", "--dead-letter-expired", "--drop-expired", "Dead-letter expired records"),
+    ("compress", "--compress", "--no-compress", "Compress batches on disk"),
 )
 
 
