@@ -409,7 +409,7 @@ class Store:
                     placed.failed[len(offsets)] = Unavailable(f"log {log} was deleted before the append was written")
                     offsets.append(0)
                     continue
-                ahead = pending[log] = Pending(partition, partition.next, [], [])
+                ahead = pending[log] = Pending(partition, partition.next, [], values=[])
             else:
                 partition = ahead.partition
             if keys is None and ahead.values is not None:
