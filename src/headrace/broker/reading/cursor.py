@@ -3,10 +3,10 @@
 A cursor keeps one number, the next offset, and reads from there when the partition grows or credit arrives. History and live records
 use the same order of offsets, so there is no gap and no duplicate between them.
 
-    history ── each cursor reads for itself ──▶ end ──▶ Tail: one read for all cursors at the end of the partition
+    history ── each cursor reads for itself ──▶ end ──▶ LiveCursors: one read for all cursors at the end of the partition
 
-A cursor that has delivered everything joins the `Tail` of its partition. A batch that is written then is read once, and the same
-`Delivered` goes to all cursors of the tail, so that their receivers can share its encoding too. A cursor without credit leaves the tail.
+A cursor that has delivered everything is live: it joins the `LiveCursors` of its partition. A batch that is written then is read once, and
+the same `Delivered` goes to all of them, so that their receivers can share its encoding too. A cursor without credit leaves them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _READ_BYTES_MAX: Final = 1024 * 1024
 """Large enough to amortize the cost of a read, small enough that cursors do not delay each other."""
 DELIVERIES_A_TURN: Final = 100
 DELIVERED_BYTES_A_TURN: Final = 1024 * 1024
-"""Cursors of a tail, and bytes, that are served in one turn of the event loop. Thousands would delay the other connections."""
+"""Live cursors, and bytes, that are served in one turn of the event loop. Thousands would delay the other connections."""
 BATCHES_A_TURN: Final = 250
 """Batches that a cursor delivers in one turn of the event loop. There are many small ones where records have expired."""
 _STEP: Final = "delivery to subscribers"
 
 
 class Delivered(list[Batch]):
-    """Batches handed to a receiver, or to many: the tail hands the same object to all its cursors."""
+    """Batches handed to a receiver, or to many: all live cursors of a partition hand over the same object."""
 
     __slots__ = ("_encoded", "records", "size_bytes")
 
@@ -59,7 +59,7 @@ class Cursor:
     def __init__(
         self,
         engine: Engine,
-        tail: Tail,
+        others: LiveCursors,
         offset: int,
         deliver: Callable[[Delivered], None],
         *,
@@ -69,9 +69,9 @@ class Cursor:
         clock: Clock,
         meter: Meter,
     ) -> None:
-        self.topic, self.partition = tail.topic, tail.partition
+        self.topic, self.partition = others.topic, others.partition
         self._engine = engine
-        self._tail = tail
+        self._others = others
         self._deliver = deliver
         self._failed = failed
         self._closed = closed
@@ -82,7 +82,7 @@ class Cursor:
         self._held: list[Batch] = []
         self._pump: asyncio.Task[None] | None = None
         self._is_open = True
-        self._is_in_tail = False
+        self._is_live = False
         self.wake()
 
     @property
@@ -93,7 +93,7 @@ class Cursor:
     @property
     def is_live(self) -> bool:
         """Whether everything before the end of the partition is delivered."""
-        return self._is_in_tail
+        return self._is_live
 
     def grant(self, credit_bytes: int) -> None:
         """Add credit for so many bytes."""
@@ -105,16 +105,16 @@ class Cursor:
         if self._is_open:
             self._is_open = False
             self._held.clear()
-            self._tail.leave(self)
+            self._others.leave(self)
             self._closed(self)
 
     def wake(self) -> None:
-        """Deliver what there is, or join the tail."""
-        if self._is_in_tail or not self._is_open or self._pump is not None or self._credit <= 0:
+        """Deliver what there is, or become live."""
+        if self._is_live or not self._is_open or self._pump is not None or self._credit <= 0:
             return
         if not self._held and self._is_at_end():
-            self._is_in_tail = True
-            self._tail.join(self)
+            self._is_live = True
+            self._others.join(self)
             return
         self._pump = asyncio.get_running_loop().create_task(self._run())
         supervise(self._engine.health, _STEP, self._pump)
@@ -173,15 +173,15 @@ class Cursor:
         self._meter.delivered_bytes += delivered.size_bytes
         self._deliver(delivered)
 
-    # Called by the tail.
+    # Called by `LiveCursors`.
 
-    def left_tail(self) -> None:
-        """Continue alone: the tail has gone on while this cursor was about to join."""
-        self._is_in_tail = False
+    def continue_alone(self) -> None:
+        """Catch up alone: the others have gone on while this cursor was about to join."""
+        self._is_live = False
         self.wake()
 
     def take(self, delivered: Delivered, last_bytes: int, next_offset: int) -> bool:
-        """Deliver what the tail has read, up to `next_offset`. Return whether the cursor stays in the tail.
+        """Deliver what was read for all, up to `next_offset`. Return whether the cursor stays live.
 
         It leaves when its credit is used up, or does not reach beyond the first byte of the last batch, whose size is `last_bytes`.
         """
@@ -190,11 +190,11 @@ class Cursor:
             self._credit -= delivered.size_bytes
             if delivered:
                 self._hand(delivered)  # which may grant credit
-            self._is_in_tail = self._credit > 0
+            self._is_live = self._credit > 0
         else:
-            self._is_in_tail, self._held = False, list(delivered)
+            self._is_live, self._held = False, list(delivered)
             self.wake()
-        return self._is_in_tail
+        return self._is_live
 
     def fail(self, error: BrokerError) -> None:
         """Stop the cursor and report the error to the receiver, once."""
@@ -216,7 +216,7 @@ async def read_from(engine: Engine, topic: str, partition: int, offset: int, byt
     return batches, batches[-1].next_offset if batches else end
 
 
-class Tail:
+class LiveCursors:
     """Cursors at the end of a partition."""
 
     def __init__(self, engine: Engine, topic: str, partition: int, clock: Clock) -> None:
@@ -304,7 +304,7 @@ class Tail:
             if cursor.position == self._position:
                 self._cursors[cursor] = None
             else:
-                cursor.left_tail()
+                cursor.continue_alone()
 
     def _fail(self, error: BrokerError) -> None:
         for cursor in [*self._cursors, *self._late]:
@@ -319,7 +319,7 @@ class Cursors:
         self._clock = clock
         self._open: dict[Cursor, Callable[[], None]] = {}
         """Each cursor with a check that raises when its reader loses the permission."""
-        self._tails: WeakValueDictionary[tuple[str, int], Tail] = WeakValueDictionary()
+        self._live: WeakValueDictionary[tuple[str, int], LiveCursors] = WeakValueDictionary()
         """Each lives as long as a cursor of its partition."""
 
     def start(
@@ -337,12 +337,12 @@ class Cursors:
         bounds = self._engine.bounds(topic, partition)
         if not bounds.first <= offset <= bounds.end:
             raise OffsetOutOfRange(wanted=offset, first=bounds.first, end=bounds.end)
-        tail = self._tails.get((topic, partition))
-        if tail is None:
-            tail = self._tails[topic, partition] = Tail(self._engine, topic, partition, self._clock)
+        live = self._live.get((topic, partition))
+        if live is None:
+            live = self._live[topic, partition] = LiveCursors(self._engine, topic, partition, self._clock)
         cursor = Cursor(
             self._engine,
-            tail,
+            live,
             offset,
             deliver,
             credit_bytes=credit_bytes,
@@ -368,8 +368,8 @@ class Cursors:
     def topic_gone(self, gone: UnknownTopic) -> None:
         for cursor in [cursor for cursor in self._open if cursor.topic == gone.topic]:
             cursor.fail(gone)
-        for place in [place for place in self._tails if place[0] == gone.topic]:
-            del self._tails[place]
+        for place in [place for place in self._live if place[0] == gone.topic]:
+            del self._live[place]
 
     def drain(self) -> None:
         for cursor in list(self._open):

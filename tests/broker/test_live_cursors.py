@@ -137,7 +137,7 @@ async def test_a_defect_of_one_receiver_ends_only_its_own_delivery(harness: Harn
     assert "a defect" in str(errors[0])
 
 
-async def test_a_topic_of_the_same_name_has_its_own_tail(harness: Harness) -> None:
+async def test_a_topic_of_the_same_name_has_its_own_cursors(harness: Harness) -> None:
     old, new = Receiver(), Receiver()
     old.start(harness)
     await harness.broker.delete_topic(ANN, "t")
