@@ -95,7 +95,9 @@ async def test_the_writes_of_one_call_are_seen_together(subject: Subject) -> Non
         [Write("t", 0, RecordBatch([b"a"])), Write("t", 1, RecordBatch([b"b", b"c"])), Write("u", 0, RecordBatch([b"d"]))]
     )
     assert seen, "no watcher was woken"
-    assert set(seen) == {(1, 2, 1)}
+    if subject.engine.capabilities.dense_offsets:
+        assert set(seen) == {(1, 2, 1)}
+    assert all(t0 >= 1 and t1 >= 2 and u0 >= 1 for t0, t1, u0 in seen)
 
 
 async def test_one_call_may_write_to_a_partition_twice(subject: Subject) -> None:

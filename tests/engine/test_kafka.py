@@ -15,10 +15,11 @@ from aiokafka.structs import OffsetAndMetadata
 from headrace.broker import Broker, Principal
 from headrace.broker.publishing.partitioner import hashes
 from headrace.engine.contract import Bounds, HealthState, Placement, TopicConfig, Write, known
+from headrace.engine.kafka.cluster import Cluster as Connection
 from headrace.engine.kafka.engine import KafkaEngine
 from headrace.engine.kafka.producer import Producer
 from headrace.engine.kafka.settings import KafkaSettings
-from headrace.errors import BrokerError, InvalidRequest, InvalidTopicName, OutcomeUnknown, Unavailable
+from headrace.errors import BrokerError, InvalidRequest, InvalidTopicName, OutcomeUnknown, Unavailable, UnknownTopic
 from headrace.kafka_server import Cluster
 from headrace.records import RecordBatch
 
@@ -292,3 +293,22 @@ async def test_a_commit_without_an_answer_turns_out_as_kafka_has_it(
     assert engine.epoch > before, "a late request of the old epoch must not meet the next transaction"
     await engine.append([Write("t", 0, RecordBatch([b"c"])), Write("t", 1, RecordBatch([b"d"]))])
     assert await values(engine, "t") == ([b"a", b"c"] if is_written else [b"c"])
+
+
+async def test_appends_to_a_topic_that_others_delete_fail_and_the_rest_goes_on(place: Place, engine: KafkaEngine) -> None:
+    await engine.create_topic("t", 1, TopicConfig())
+    await engine.create_topic("u", 1, TopicConfig())
+    await engine.append([Write("t", 0, RecordBatch([b"a"])), Write("u", 0, RecordBatch([b"b"]))])
+    other = Connection(KafkaSettings(place.bootstrap))
+    await other.open()
+    await other.delete_topic(place.prefix + "t")
+    await other.close()
+    plain = engine.append([Write("t", 0, RecordBatch([b"c"]))])
+    both = engine.append([Write("t", 0, RecordBatch([b"d"])), Write("u", 0, RecordBatch([b"e"]))])
+    rest = engine.append([Write("u", 0, RecordBatch([b"f"]))])
+    async with asyncio.timeout(SECONDS):
+        for doomed in (plain, both):
+            with pytest.raises(UnknownTopic):
+                await doomed
+        await rest
+    assert await values(engine, "u") == [b"b", b"f"]

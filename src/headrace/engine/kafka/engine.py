@@ -60,6 +60,7 @@ _FOLLOW_BYTES: Final = 1 * MIB
 _FOLLOW_WAIT_MS: Final = 300
 _STABLE_WAIT_MS: Final = 100
 _PAUSE_SECONDS: Final = 0.2
+_COMMIT_SECONDS: Final = 0.005
 _CACHE_BYTES_MAX: Final = 128 * MIB
 _SETTINGS_TOPIC: Final = "__topics"
 _SETTINGS_TURNS: Final = 10
@@ -316,6 +317,7 @@ class KafkaEngine:
         for log in self._logs.pop(name, ()):
             log.is_gone = True
             self._watched.pop(log, None)
+            self._writer.topic_gone(log)
             log.wake()
 
     async def _refresh_bounds(self, logs: Sequence[PartitionLog], *, is_patient: bool = True) -> None:
@@ -324,7 +326,7 @@ class KafkaEngine:
         for place, (first, end) in (await self._cluster.bounds(list(by_place), is_patient=is_patient)).items():
             log = by_place[place]
             log.first = max(log.first, first)
-            if log.advance(end):
+            if not log.is_committing and log.advance(end):
                 moved.append(log)
         self._moved(moved)
 
@@ -499,6 +501,8 @@ class KafkaEngine:
                 log = by_place[answer.topic, answer.partition]
                 if answer.error is not kafka_errors.NoError:
                     await asyncio.sleep(_PAUSE_SECONDS)
+                elif log.is_committing:
+                    await asyncio.sleep(_COMMIT_SECONDS)
                 elif answer.stable_end > log.end:
                     asked_from = asked[log.place]
                     if asked_from == log.end:

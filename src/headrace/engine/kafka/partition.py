@@ -45,6 +45,11 @@ class PartitionLog:
         """Kafka topic and partition."""
         return self.kafka_topic, self.number
 
+    @property
+    def is_committing(self) -> bool:
+        """Whether a transaction of ours is under way here. Its records become visible on all partitions together, when it has ended."""
+        return bool(self.queue) and self.queue[0].is_transaction and self.queue[0].is_sent
+
     def advance(self, end: int) -> bool:
         """Move the end forward. Returns whether it moved."""
         if end <= self.end:

@@ -19,7 +19,6 @@ from headrace.engine.kafka.names import RECORD_BYTES_MAX
 from headrace.errors import Unavailable
 from headrace.limits import MIB
 
-_METADATA_SECONDS: Final = 0.02
 _STOP_SECONDS: Final = 1.0
 
 
@@ -77,11 +76,14 @@ class Producer:
         """Whether the producer has failed for good."""
         return bool(self._inner._sender.sender_task.done())
 
-    async def know(self, topic: str, partition: int) -> None:
-        """Wait until the producer knows the partition, which may be new."""
-        while partition not in (await self._inner.client._wait_on_metadata(topic)):
-            await self._inner.client.force_metadata_update()
-            await asyncio.sleep(_METADATA_SECONDS)
+    def knows(self, topic: str, partition: int) -> bool:
+        """Return whether the producer knows the partition, which may be new. If not, it asks for it."""
+        client = self._inner.client
+        if partition in (client.cluster.partitions_for_topic(topic) or ()):
+            return True
+        client.add_topic(topic)
+        client.force_metadata_update()
+        return False
 
     def create_batch(self) -> Any:
         return self._inner.create_batch()
@@ -89,6 +91,13 @@ class Producer:
     async def send(self, batch: Any, topic: str, partition: int) -> Any:
         """Write a record batch and return its position."""
         return await (await self._inner.send_batch(batch, topic, partition=partition))
+
+    def forget(self, topic: str, partition: int) -> None:
+        """Fail the batches of a partition that does not exist any more: the library would repeat them for ever."""
+        for batch in self._inner._message_accumulator._batches.pop(TopicPartition(topic, partition), ()):
+            batch.failure(kafka_errors.UnknownTopicOrPartitionError(topic))
+            if batch._drain_waiter.done():
+                batch._drain_waiter.exception()
 
     async def begin(self) -> None:
         await self._inner.begin_transaction()

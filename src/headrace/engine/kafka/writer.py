@@ -40,6 +40,8 @@ _BATCH_BYTES: Final = 1 * MIB
 _TRANSACTION_APPENDS_MAX: Final = 500
 _TRANSACTION_BYTES_MAX: Final = 32 * MIB
 _RECONCILE_SECONDS: Final = 0.2
+_GONE_SECONDS: Final = 0.2
+_METADATA_SECONDS: Final = 0.02
 _STEP: Final = "writing to Kafka"
 LateBatch: TypeAlias = Callable[[Sequence[Appended]], AnyBatch]
 
@@ -177,9 +179,29 @@ class Writer:
         if append.is_sent:
             self._doubt(append, f"Kafka did not answer within {self._deadline_seconds:g} s")
             return
+        self._give_up(append, Unavailable(f"Kafka did not answer within {self._deadline_seconds:g} s; nothing was written"))
+
+    def _give_up(self, append: Append, error: BrokerError) -> None:
+        """Fail an append that was not sent. What waits behind it goes on."""
         self._remove(append)
         self._offsets.finish(append.commits, is_done=False)
-        append.resolve(Unavailable(f"Kafka did not answer within {self._deadline_seconds:g} s; nothing was written"))
+        append.resolve(error)
+        for log in append.logs:
+            self._pump(log)
+        self._commit_soon()
+
+    def topic_gone(self, log: PartitionLog) -> None:
+        """Fail the appends to a partition that was deleted."""
+        for append in [append for append in log.queue if not append.is_sent]:
+            self._give_up(append, UnknownTopic(log.topic))
+        if log.queue:
+            self._start(self._purge(log))
+
+    async def _purge(self, log: PartitionLog) -> None:
+        while log.queue and not log.queue[0].is_transaction and not self._is_closing:
+            if self._plain is not None:
+                self._plain.forget(*log.place)
+            await asyncio.sleep(_GONE_SECONDS)
 
     def _doubt(self, append: Append, text: str) -> None:
         """Tell the caller that the outcome is unknown, unless it has been told. The append resolves the outcome later."""
@@ -261,7 +283,10 @@ class Writer:
 
     async def _write(self, producer: Producer, log: PartitionLog, parts: list[_Part]) -> None:
         """Write the parts as few record batches, in order, and note where each landed."""
-        await producer.know(log.kafka_topic, log.number)
+        while not producer.knows(*log.place):
+            if log.is_gone:
+                raise UnknownTopic(log.topic)
+            await asyncio.sleep(_METADATA_SECONDS)
         for group in _grouped(parts, min(_BATCH_BYTES, log.batch_bytes_max), log.batch_bytes_max):
             builder = producer.create_batch()
             for part in group:
@@ -343,9 +368,9 @@ class Writer:
             producer = self._transactional
             await producer.begin()
             try:
-                await self._write_phases(producer, appends, written)
+                await self._write_while_there(producer, appends, written)
             except _Invalid as invalid:
-                await producer.abort()
+                await self._drop_transactional()  # the next producer aborts the transaction
                 self._finish([invalid.append], invalid.error)
                 rest = [append for append in appends if append is not invalid.append]
                 if rest:
@@ -381,6 +406,19 @@ class Writer:
         if outcome is None:
             self._health.succeeded(_STEP)
             self._advance(written)
+
+    async def _write_while_there(self, producer: Producer, appends: list[Append], written: dict[PartitionLog, list[_Part]]) -> None:
+        """Write the appends, unless a topic is deleted meanwhile: the library would wait for it for ever."""
+        writing = asyncio.get_running_loop().create_task(self._write_phases(producer, appends, written))
+        try:
+            while not (await asyncio.wait([writing], timeout=_GONE_SECONDS))[0]:
+                for append in appends:
+                    for log in append.logs:
+                        if log.is_gone:
+                            raise _Invalid(append, UnknownTopic(log.topic))
+        finally:
+            writing.cancel()
+        await writing
 
     async def _drop_transactional(self) -> None:
         """Drop the producer. The next one begins with a new epoch, which aborts what this one left open."""
