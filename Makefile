@@ -6,10 +6,15 @@ BIN   := $(VENV)/bin
 DATA  ?= data
 DURATION ?=
 DEMO_ARGS ?=
+ENGINE ?=
 SERVE_ARGS ?=
 PYTEST_ARGS ?= -q -n 4 --dist loadgroup
 BENCH_ARGS ?= publish
+KAFKA_TESTS ?= tests/engine tests/kafka tests/protocols tests/spark/sink tests/spark/test_batch_read.py tests/spark/test_stream_read.py
+ROUNDS ?= 100
+SEED ?= 1
 FUZZ_ARGS ?= --seconds 600
+SCREENSHOTS ?= screenshots
 FILES ?= src tests benchmarks examples
 
 RUN_STAMP := $(VENV)/.installed-run
@@ -17,14 +22,14 @@ DEV_STAMP := $(VENV)/.installed-dev
 MANIFESTS := pyproject.toml hashes.txt tools/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-quick fuzz lint format docs bench clean install
+.PHONY: help run serve test test-quick test-kafka test-kafka-faults fuzz lint format docs screenshots bench clean install
 
 help: ## list the targets
 	@echo "make TARGET [NAME=value ...]"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-18s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-run: $(RUN_STAMP) ## run the demo on DATA=data: broker, sample orders, pipeline on Spark (DURATION=60: stop after 60 s; DEMO_ARGS=...)
-	@$(BIN)/headrace demo examples/orders/pipeline.toml --data $(DATA) $(strip $(if $(DURATION),--duration $(DURATION)) $(DEMO_ARGS))
+run: $(RUN_STAMP) ## run the demo on DATA=data: broker, sample orders, pipeline on Spark (DURATION=60: stop after 60 s; ENGINE=kafka; DEMO_ARGS=...)
+	@$(BIN)/headrace demo examples/orders/pipeline.toml --data $(DATA) $(strip $(if $(DURATION),--duration $(DURATION)) $(if $(ENGINE),--engine $(ENGINE)) $(DEMO_ARGS))
 
 serve: $(RUN_STAMP) ## run only the broker, with all protocols, on DATA=data (SERVE_ARGS=...)
 	@$(BIN)/headrace serve --data $(DATA) --listen-quic 127.0.0.1:4848 $(SERVE_ARGS)
@@ -33,9 +38,17 @@ test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a
 	@tools/setup system strace java chromium
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-quick: $(DEV_STAMP) ## run the tests without Spark, kill loops, crash images and those that start programs, for daily work
+test-quick: $(DEV_STAMP) ## run the tests without Spark, Kafka, kill loops, crash images and those that start programs, for daily work
 	@tools/setup system strace
-	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not kill_loop and not crash_images and not slow"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not kafka and not kill_loop and not crash_images and not slow"
+
+test-kafka: $(DEV_STAMP) ## run the tests of engine, protocols, Spark source and sink with a Kafka node below every broker (KAFKA_TESTS=...)
+	@tools/setup system strace java
+	@$(BIN)/python -m tests.kafka.run -q $(KAFKA_TESTS)
+
+test-kafka-faults: $(DEV_STAMP) ## kill and pause Kafka nodes and the broker under load (ROUNDS=100 SEED=1)
+	@tools/setup system strace java
+	@KAFKA_FAULT_ROUNDS=$(ROUNDS) KAFKA_FAULT_SEED=$(SEED) $(BIN)/python -m pytest -q tests/kafka/test_faults.py
 
 fuzz: $(DEV_STAMP) ## fuzz all decoders, schema languages and Arrow input for ten minutes (FUZZ_ARGS="--seconds 60 --only avro")
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || { sed -n '/^# \[fuzz\]/,$$p' hashes.txt >$(VENV)/fuzz.txt && \
@@ -53,6 +66,9 @@ format: $(DEV_STAMP) ## rewrite the sources as lint expects them (FILES="path ..
 
 docs: $(DEV_STAMP) ## regenerate docs/reference
 	@$(BIN)/python -m headrace.cli.reference docs/reference
+
+screenshots: $(DEV_STAMP) ## take screenshots of every page of the console, into SCREENSHOTS=screenshots
+	@$(BIN)/python -m tests.console.screenshots $(SCREENSHOTS)
 
 bench: $(DEV_STAMP) ## run headrace bench (BENCH_ARGS="consume --protocol figg"); internals: .venv/bin/python -m benchmarks.log|flight|quic|spark
 	@$(BIN)/headrace bench $(BENCH_ARGS)

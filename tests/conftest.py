@@ -16,11 +16,11 @@ from typing import Final, TypeAlias
 
 import pytest
 
-from tests import canaries
+from tests import canaries, kafka_fixtures
 
 HERE: Final = Path(__file__).parent
 Proof: TypeAlias = Callable[[str, int], None]
-LONGEST_FIRST: Final = ("spark", "kill_loop", "crash_images", "slow")
+LONGEST_FIRST: Final = ("spark", "kafka", "kill_loop", "crash_images", "slow")
 """Markers, in the order in which xdist hands out what has them. `make test-quick` leaves them out."""
 SLOW: Final = (
     *("access/test_existence", "access/test_flight_matrix", "access/test_login", "access/test_matrix", "bench"),
@@ -43,6 +43,7 @@ OF_THE_CALLER: Final = frozenset(
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(canaries, "canaries")
+    config.pluginmanager.register(kafka_fixtures, "kafka_fixtures")
     for name in list(os.environ):
         if name.startswith("HEADRACE__") or name in OF_THE_CALLER:
             del os.environ[name]

@@ -6,7 +6,10 @@ defects. Each protocol has one table that maps `BrokerError.code` to its own err
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 class HeadraceError(Exception):
@@ -260,6 +263,20 @@ class StorageFailed(BrokerError):
     """
 
     code = "storage_failed"
+
+
+class OutcomeUnknown(BrokerError):
+    """The log did not answer in time: the records may be written now, later or never.
+
+    A client that repeats the request may write the records twice, unless it is an idempotent producer or an exactly-once writer: those
+    repeat it safely. `outcome` resolves as the append would have, once the log has answered; None: the log will not answer.
+    """
+
+    code, retriable = "outcome_unknown", True
+
+    def __init__(self, text: str, outcome: asyncio.Future[Any] | None = None) -> None:
+        super().__init__(f"{text}; the outcome is unknown")
+        self.text, self.outcome = text, outcome
 
 
 class CorruptData(BrokerError):

@@ -43,6 +43,7 @@ LIBRARIES: Final[Mapping[str, Library]] = {
     "starlette": Library("Starlette", "console"),
     "uvicorn": Library("uvicorn", "console"),
     "jinja2": Library("Jinja", "console"),
+    "markupsafe": Library("MarkupSafe", "console"),
     "multipart": Library("python-multipart", "console"),
     "hdrh": Library("hdrhistogram", "bench"),
     "nats": Library("nats-py", "bench"),

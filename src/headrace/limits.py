@@ -23,6 +23,9 @@ GROUP_NAME_BYTES_MAX: Final = 249
 # The log
 BATCH_BYTES_TARGET: Final = 1 * MIB
 """Batches are split at this size, so that a small fetch never has to read a huge batch."""
+LARGE_APPEND_BYTES: Final = 4 * MIB
+"""From this size on, the records that a flush adds to one partition are written once, to the segment, and the journal refers to them.
+A smaller append is faster through the journal, with one sync instead of two."""
 BATCH_JOINED_BYTES_MAX: Final = 256 * KIB
 """Small batches are joined up to this size when they are written to a segment: large enough that headers take no space, small enough for a
 read of a few records."""
@@ -235,7 +238,7 @@ FLIGHT_BATCH_BYTES_TARGET: Final = 16 * MIB
 """Keys and values of one record batch that is sent; a single larger record is sent alone."""
 FLIGHT_READ_AHEAD_BYTES: Final = 4 * MIB - 64 * KIB
 """Read-ahead from the log while earlier batches are being sent. A reader holds about twice this."""
-FLIGHT_IN_FLIGHT_BYTES_MAX: Final = 32 * MIB
+FLIGHT_IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
 """Bytes of one put that are not yet on disk. Above this the server stops reading from its connection."""
 FLIGHT_IN_FLIGHT_BYTES_MIN: Final = 4 * MIB
 """The same when many puts run at the same time."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 from headrace.columns import Buffer, Column, Headers, checked_headers, encode_headers, headers_bytes, is_ascending, is_non_negative
-from headrace.errors import InvalidRequest, LimitExceeded, RecordTooLarge
+from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, RecordTooLarge
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Ack",
     "AnyBatch",
     "Appended",
+    "AppendedEach",
     "Batch",
     "Bounds",
     "Column",
@@ -35,9 +36,10 @@ class Ack(StrEnum):
     """Guarantee that an acknowledgement gives."""
 
     DURABLE = "durable"
-    """`fdatasync` has returned."""
+    """The records survive what the engine promises: with the embedded engine a power failure (`fdatasync` has returned), with Kafka the
+    loss of a replica (all in-sync replicas have them)."""
     WRITTEN = "written"
-    """The operating system has the bytes: they survive a crash of the process, not of the machine."""
+    """The records survive a crash of the process, not of the machine that has them."""
     NONE = "none"
     """Ordered only. The records may be lost at any time."""
 
@@ -58,6 +60,27 @@ class Appended:
     count: int
     timestamp: int
     """Unix ms of the first record."""
+    offsets: Sequence[int] | None = None
+    """The offset of each record if they are not adjacent, else None. An engine with dense offsets never sets it."""
+
+    @property
+    def last_offset(self) -> int:
+        """Offset of the last record."""
+        return self.base_offset + self.count - 1 if self.offsets is None else self.offsets[-1]
+
+    def offset(self, index: int) -> int:
+        """Return the offset of the record with this index in the batch."""
+        return self.base_offset + index if self.offsets is None else self.offsets[index]
+
+
+@dataclass(slots=True)
+class AppendedEach:
+    """Positions of independent records, each appended to a partition of its own choice."""
+
+    offsets: list[int]
+    timestamp: int
+    failed: dict[int, BrokerError] = field(default_factory=dict)
+    """Records that were not appended, by index. Their offset is meaningless."""
 
 
 @dataclass(slots=True)

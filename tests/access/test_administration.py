@@ -200,8 +200,8 @@ async def test_where_access_is_open_everybody_administers_and_the_rules_can_be_t
         anybody = Caller(Principal("anonymous", "flymq"))
         assert await harness.log_in("whoever", "whatever") == Principal("whoever", "flymq")
         await harness.administration.create_user(anybody, "ann", PASSWORD, ["consumer"])
-        assert harness.administration.explain(anybody, "ann", Action.READ, Resource("topic", "t"))
-        assert not harness.administration.explain(anybody, "ann", Action.PUBLISH, Resource("topic", "t"))
+        assert harness.administration.explain(anybody, "ann", Action.READ, Resource("topic", "t"))[0]
+        assert not harness.administration.explain(anybody, "ann", Action.PUBLISH, Resource("topic", "t"))[0]
         assert harness.access.authorize(anybody.who, Action.PUBLISH, Resource("topic", "t"))
 
 

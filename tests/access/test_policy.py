@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.access.policy import BUILT_IN_ROLES, Effect, Grant, Key, Match, Policy, Role, Rule, User, decide
+from headrace.access.policy import BUILT_IN_ROLES, Effect, Grant, Key, Match, Policy, Role, Rule, User, decide, explain
 from headrace.broker.authorizer import Action, Principal, Resource
 
 ANN = Principal("ann", "flymq", "password:1")
@@ -106,3 +106,34 @@ def test_blipmq_keeps_its_own_groups_and_no_other_protocol_gets_them_by_that() -
     assert decide(Policy(), Principal("ann", "blipmq"), Action.COMMIT, own)
     assert not decide(Policy(), Principal("ann", "flymq"), Action.COMMIT, own)
     assert not decide(Policy(), Principal("ann", "blipmq"), Action.COMMIT, Resource("group", "other"))
+
+
+@pytest.mark.parametrize(
+    ("rules", "roles", "enabled", "allowed", "why"),
+    [
+        ([], "", True, False, "no rule allows it, and there is no role"),
+        ([], "guest", True, False, "no rule allows it, and the roles guest do not grant it"),
+        ([], "producer", True, True, "the role producer grants it on topic:*"),
+        ([], "admin", True, True, "the role admin grants it on everything"),
+        ([rule("user:ann", "publish", "topic:orders")], "", True, True, "a rule for user:ann allows it on topic:orders"),
+        ([rule("*", "publish", "topic:or*")], "", True, True, "a rule for everybody allows it on topic:or*"),
+        (
+            [rule("user:ann", "publish", "topic:*"), rule("role:producer", "publish", "topic:orders", Effect.DENY)],
+            "producer",
+            True,
+            False,
+            "a rule for role:producer denies it on topic:orders",
+        ),
+        ([rule("*", "publish", "topic:*")], "admin", False, False, "the user ann is disabled"),
+    ],
+)
+def test_a_decision_is_explained_by_what_it_rests_on(rules: list[Rule], roles: str, enabled: bool, allowed: bool, why: str) -> None:
+    made = policy(*rules, roles=roles, enabled=enabled)
+    assert explain(made, Principal("ann"), Action.PUBLISH, ORDERS) == (allowed, why)
+    assert decide(made, Principal("ann"), Action.PUBLISH, ORDERS) == allowed
+
+
+def test_unknown_users_and_internal_topics_are_explained() -> None:
+    assert explain(policy(), Principal("bob"), Action.READ, ORDERS)[1] == "there is no user bob, and no rule for everybody allows it"
+    internal = Resource("topic", "__audit")
+    assert explain(policy(roles="admin"), ANN, Action.READ, internal) == (False, "internal topics belong to the broker")

@@ -38,9 +38,11 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "alter_topic": (lambda broker: broker.alter_topic(BOB, "t", partitions=2), Action.ALTER, "topic"),
     "delete_topic": (lambda broker: broker.delete_topic(BOB, "t"), Action.DELETE, "topic"),
     "publish": (lambda broker: broker.publish(BOB, "t", RecordBatch([b"x"])), Action.PUBLISH, "topic"),
+    "publish_each": (lambda broker: broker.publish_each(BOB, ["t"], [b"x"]), Action.PUBLISH, "topic"),
     "check_ready": (lambda broker: broker.check_ready(BOB, "t", [b"x"]), Action.PUBLISH, "topic"),
     "prepare": (lambda broker: broker.prepare(BOB, "t", [b"x"]), Action.DESCRIBE, "topic"),
     "fetch": (lambda broker: broker.fetch(BOB, "t", 0, 0, bytes_max=1), Action.READ, "topic"),
+    "read_now": (lambda broker: broker.read_now(BOB, "t", 0, 0, bytes_max=1), Action.READ, "topic"),
     "check_reads": (lambda broker: broker.check_reads(BOB, "t"), Action.READ, "topic"),
     "bounds": (lambda broker: broker.bounds(BOB, "t", 0), Action.DESCRIBE, "topic"),
     "size_bytes": (lambda broker: broker.size_bytes(BOB, "t", 0), Action.DESCRIBE, "topic"),
@@ -48,6 +50,7 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "offset_for_time": (lambda broker: broker.offset_for_time(BOB, "t", 0, 0), Action.DESCRIBE, "topic"),
     "cursor": (lambda broker: broker.cursor(BOB, "t", 0, 0, lambda _: None, credit_bytes=1), Action.READ, "topic"),
     "commit": (lambda broker: broker.commit(BOB, "g", {("t", 0): 1}), Action.COMMIT, "group"),
+    "stage_commit": (lambda broker: broker.stage_commit(BOB, "g", {("t", 0): 1}), Action.COMMIT, "group"),
     "committed": (lambda broker: broker.committed(BOB, "g", "t", 0), Action.DESCRIBE, "group"),
     "lag": (lambda broker: broker.lag(BOB, "g"), Action.DESCRIBE, "group"),
     "delete_group": (lambda broker: broker.delete_group(BOB, "g"), Action.DELETE, "group"),
@@ -61,6 +64,7 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "replay": (lambda broker: broker.replay(BOB, "t", ["0-0"]), Action.READ, "topic"),
     "purge_dead_letters": (lambda broker: broker.purge_dead_letters(BOB, "t"), Action.DELETE, "topic"),
     "publish_delayed": (lambda broker: broker.publish_delayed(BOB, "t", b"x", delay_ms=1), Action.PUBLISH, "topic"),
+    "stage_delayed": (lambda broker: broker.stage_delayed(BOB, "t", [b"x"], [1], [None], [None]), Action.PUBLISH, "topic"),
     "stage": (lambda broker: broker.stage(BOB, "i", "t", RecordBatch([b"x"]), writer="q"), Action.PUBLISH, "writer"),
     "publish_staged": (lambda broker: broker.publish_staged(BOB, "q", 0, ["h"]), Action.PUBLISH, "writer"),
     "last_version": (lambda broker: broker.last_version(BOB, "q"), Action.DESCRIBE, "writer"),
@@ -181,6 +185,19 @@ async def test_changed_rules_count_after_access_changed() -> None:
     harness.broker.access_changed()
     with pytest.raises(NotAuthorized):
         harness.broker.publish(BOB, "t", RecordBatch([b"x"]))
+    await harness.broker.close()
+
+
+async def test_a_read_from_memory_ends_with_the_permission() -> None:
+    harness, rules = await _guarded()
+    permission = ("bob", Action.READ, Resource("topic", "t"))
+    await harness.broker.publish(ANN, "t", RecordBatch([b"x"]))
+    rules.allowed.add(permission)
+    assert harness.broker.read_now(BOB, "t", 0, 0, bytes_max=1) is not None
+    rules.allowed.discard(permission)
+    harness.broker.access_changed()
+    with pytest.raises(NotAuthorized):
+        harness.broker.read_now(BOB, "t", 0, 0, bytes_max=1)
     await harness.broker.close()
 
 

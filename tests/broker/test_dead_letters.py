@@ -276,3 +276,27 @@ async def test_a_sweep_passes_records_that_never_expire_and_stops_at_the_living(
     assert await harness.values("mixed.dlq") == ["short"]
     await _sweep(harness, 10_000)
     assert await harness.values("mixed.dlq") == ["short", "long", "behind"]
+
+
+async def test_a_discarded_dead_letter_is_done_and_is_not_published(harness: Harness) -> None:
+    first, second, third = await _move(harness, "a", "b", "c")
+    before = harness.broker.bounds(ANN, "t", 1)
+    await harness.broker.discard_dead_letters(ANN, "t", [second])
+    assert [entry.id for entry in await _entries(harness)] == [first, third]
+    assert harness.broker.bounds(ANN, "t", 1) == before and harness.broker.dead_letter_counts(ANN) == {"t": 2}
+    for id in (second, "0-99", "none"):
+        with pytest.raises(UnknownMessage):
+            await harness.broker.discard_dead_letters(ANN, "t", [first, id])
+    with pytest.raises(UnknownMessage):
+        await harness.broker.replay(ANN, "t", [second])
+    with pytest.raises(InvalidRequest):
+        await harness.broker.discard_dead_letters(ANN, "t", [])
+    assert [entry.id for entry in await _entries(harness)] == [first, third], "all or none"
+
+
+async def test_of_a_replay_and_a_discard_at_the_same_time_one_wins(harness: Harness) -> None:
+    (id,) = await _move(harness, "a")
+    outcomes = await asyncio.gather(
+        harness.broker.replay(ANN, "t", [id]), harness.broker.discard_dead_letters(ANN, "t", [id]), return_exceptions=True
+    )
+    assert sum(isinstance(outcome, UnknownMessage) for outcome in outcomes) == 1

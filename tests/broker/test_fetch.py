@@ -236,3 +236,24 @@ async def test_a_time_is_turned_into_an_offset(harness: Harness) -> None:
     await harness.put("c")
     assert await harness.broker.offset_for_time(ANN, "t", 0, harness.clock.now) == 2
     assert await harness.broker.offset_for_time(ANN, "t", 0, harness.clock.now + 1) == 3
+
+
+async def test_a_read_from_memory_leaves_out_what_a_fetch_has_to_decide(harness: Harness) -> None:
+    await harness.put("a", "b")
+    batches = harness.broker.read_now(ANN, "t", 0, 1, bytes_max=1_000)
+    assert batches is not None and [value for batch in batches for value in batch.values()] == [b"b"]
+    await harness.broker.publish(ANN, "t", RecordBatch([b"c"], expiries=[harness.clock.now + 10]))
+    assert harness.broker.read_now(ANN, "t", 0, 2, bytes_max=1_000) is None, "a record may have expired"
+    assert harness.broker.read_now(ANN, "t", 0, 3, bytes_max=1_000) is None, "the end"
+    assert harness.broker.read_now(ANN, "t", 1, 0, bytes_max=1_000) is None, "no such partition"
+    assert harness.broker.read_now(ANN, "__groups", 0, 0, bytes_max=1_000) is None, "an internal topic"
+
+
+async def test_a_read_from_memory_follows_changes_of_the_topic(harness: Harness) -> None:
+    await harness.put("a")
+    assert harness.broker.read_now(ANN, "t", 0, 0, bytes_max=1_000) is not None
+    await harness.broker.alter_topic(ANN, "t", partitions=2)
+    await harness.broker.publish(ANN, "t", RecordBatch([b"b"]), partition=1)
+    assert harness.broker.read_now(ANN, "t", 1, 0, bytes_max=1_000) is not None
+    await harness.broker.delete_topic(ANN, "t")
+    assert harness.broker.read_now(ANN, "t", 0, 0, bytes_max=1_000) is None

@@ -83,7 +83,7 @@ class World:
     async def join(self) -> None:
         if len(self.workers) < MEMBERS_MAX:
             takes_chunks = self.dice.random() < 0.25
-            policy = CHUNKS if takes_chunks else POLICY
+            policy = CHUNKS if takes_chunks else replace(POLICY, ranges=len(self.workers) % 2 == 0)
             member = self.broker.join(ANN, "g", "t", policy=policy, mode=self.mode, start="earliest")
             self.workers.append(Worker(member, takes_chunks, {}))
 

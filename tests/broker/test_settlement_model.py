@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import settings
@@ -26,6 +27,9 @@ Place = tuple[int, int]
 
 class SettlementModel(RuleBasedStateMachine):
     """The model holds what was published and acked, and which deliveries are in flight, where and until when."""
+
+    policies = (POLICY,) * QUEUES
+    """Of each queue."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +53,7 @@ class SettlementModel(RuleBasedStateMachine):
 
     def _join(self, number: int) -> Member:
         if number not in self.queues:
-            self.queues[number] = self.harness.broker.join(ANN, "g", "t", policy=POLICY, mode="shared", start="earliest")
+            self.queues[number] = self.harness.broker.join(ANN, "g", "t", policy=self.policies[number], mode="shared", start="earliest")
         return self.queues[number]
 
     async def _buried(self) -> set[Place]:
@@ -217,3 +221,13 @@ class SettlementModel(RuleBasedStateMachine):
 
 SettlementModel.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
 TestSettlementModel = SettlementModel.TestCase
+
+
+class RangeModel(SettlementModel):
+    """The same with two queues that take ranges, which become single records in many ways."""
+
+    policies = (replace(POLICY, ranges=True), POLICY, replace(POLICY, ranges=True))
+
+
+RangeModel.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestRangeModel = RangeModel.TestCase

@@ -20,7 +20,8 @@ import pytest
 
 from headrace.broker import Broker, BrokerSettings
 from headrace.broker.settings import SpillSizes
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Topic, TopicConfig, Write
+from headrace.engine.each import append_by_partition
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
 from headrace.records import RecordBatch
@@ -51,6 +52,9 @@ class Mortal:
     def __init__(self, engine: MemoryEngine, life: int, is_late: bool) -> None:
         self.engine = engine
         self.health = engine.health
+        self.capabilities = engine.capabilities
+        self.topic_changed = engine.topic_changed
+        self.lost, self.epoch, self.offset_store = engine.lost, engine.epoch, engine.offset_store
         self.life = life
         self.is_late = is_late
 
@@ -85,6 +89,11 @@ class Mortal:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("never")
 
+    def append_each(
+        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[AppendedEach]:
+        return append_by_partition(self.append, places, values, keys)
+
     def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
         self.life -= 1
         if not self.is_dead:
@@ -98,6 +107,9 @@ class Mortal:
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
         return await self.engine.read(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
+
+    def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> Sequence[Batch] | None:
+        return self.engine.read_now(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         return self.engine.bounds(topic, partition)

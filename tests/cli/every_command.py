@@ -67,6 +67,7 @@ def lines(directory: Path) -> Iterator[tuple[str, list[str]]]:
         "headrace certs client": [["x", "--dir", str(directory / "certs")]],
         "headrace schema register": [["x", file, "--type", "avro"]],
         "headrace schema check": [["x", file, "--type", "avro"]],
+        "headrace copy": [["--from", f"flymq://{DEAD_SERVER}", "--to", f"flymq://{DEAD_SERVER}"]],
         "headrace context add": [["x", "--server", DEAD_SERVER]],
         "headrace topic alter": [["x", "--retention", "1d"]],
         "headrace group reset": [["x", "x", "--to-earliest", "--yes"]],

@@ -276,6 +276,7 @@ async def test_dead_letters_are_shown_replayed_and_purged(shell: Shell) -> None:
     assert await shell.json("dlq", "replay", "t", "0-1") == [{"id": "0-1", "topic": "t", "partition": 0, "offset": 3}]
     assert [row["id"] for row in await shell.json("dlq", "replay", "t", "--all", "--yes")] == ["0-0", "0-2"]
     assert await shell.json("dlq", "fetch", "t") == []
+    assert (await shell("dlq", "discard", "t", "0-0", "--yes")).code == 3, "it is done already"
     assert [row["replayed"] for row in await shell.json("dlq", "fetch", "t", "--replayed")] == [True] * 3
     assert (await shell("dlq", "replay", "t")).code == 2
     assert (await shell("dlq", "purge", "t", "--yes")).code == 0

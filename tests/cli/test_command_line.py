@@ -72,7 +72,7 @@ def test_an_unknown_command_is_wrong_usage_and_names_the_nearest() -> None:
     done = headrace("srve")
     assert one_error_line(done) == "unknown command 'srve'; did you mean serve? (see headrace --help)"
     assert done.returncode == 2
-    assert one_error_line(headrace("consume")) == "unknown command 'consume' (see headrace --help)"
+    assert one_error_line(headrace("xyzzy")) == "unknown command 'xyzzy' (see headrace --help)"
 
 
 def test_an_unknown_option_is_wrong_usage() -> None:

@@ -38,7 +38,7 @@ def completed(*words: str) -> list[str]:
 
 
 def test_bash_completes_commands_by_their_beginning() -> None:
-    assert completed("headrace", "co") == ["context", "config", "completion"]
+    assert completed("headrace", "co") == ["console", "context", "config", "copy", "completion"]
     assert completed("headrace", "") == list(COMMANDS)
     assert completed("headrace", "no-such") == []
 

@@ -77,6 +77,17 @@ def test_commands_use_the_current_context_or_the_named_one(home: Path, shell: Sh
     assert headrace("fetch", "contexts").out == b"x\n"
 
 
+def test_a_context_and_an_option_take_several_addresses_and_use_the_first_that_answers(home: Path, shell: Shell) -> None:
+    both = f"127.0.0.1:1,{shell.address}"
+    assert headrace("topic", "list", "--server", both).code == 0
+    assert headrace("topic", "list", "--server", f"flymq://{both}").code == 0
+    assert headrace("context", "add", "both", "--server", both).code == 0
+    assert headrace("topic", "list").code == 0
+    none = headrace("topic", "list", "--server", "127.0.0.1:1,127.0.0.1:2")
+    assert none.code == 5 and "127.0.0.1:2: " in none.err
+    assert headrace("topic", "list", "--server", "127.0.0.1:1,").code == 2
+
+
 def test_an_address_excludes_the_context_because_its_secrets_are_for_its_own_broker(home: Path, shell: Shell) -> None:
     add = ["context", "add", "other", "--server", "127.0.0.1:1", "--user", "ann", "--password-file", "-"]
     headrace(*add, given=f"{PASSWORD}\n".encode())

@@ -19,7 +19,7 @@ EVERYTHING = "all extras"
 
 NEEDED = {
     "flight": {"headrace serve --listen-flight", "headrace sql", "headrace pipeline run", "headrace pipeline check",
-               "headrace pipeline archive", "headrace demo", "headrace bench interference"},
+               "headrace pipeline archive", "headrace demo", "headrace bench interference", "headrace copy"},
     "spark": {"headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive", "headrace demo"},
     "tables": {"headrace demo"},
     "quic": {"headrace serve --listen-quic", "headrace pub --protocol fujin", "headrace sub --protocol fujin",

@@ -78,6 +78,7 @@ def all_subscriptions(
         ("flymq://127.0.0.1:1", Address("flymq", "127.0.0.1", 1)),
         ("blipmq://[::1]", Address("blipmq", "::1", 5555)),
         ("rustlog+tls://broker.example:65535/", Address("rustlog", "broker.example", 65_535, tls=True)),
+        ("flymq://a:1,b,[::1]:3", Address("flymq", "a", 1, others=(("b", 9092), ("::1", 3)))),
     ],
 )
 def test_a_url_names_protocol_host_port_and_tls(url: str, address: Address) -> None:
@@ -99,7 +100,11 @@ def test_a_url_names_protocol_host_port_and_tls(url: str, address: Address) -> N
         ("figg://localhost:65536", "a number from 1 to 65535"),
         ("figg://localhost:http", "a number from 1 to 65535"),
         ("figg://[::1", "a number from 1 to 65535"),
+        ("figg://a:1,", "is not figg://HOST:PORT"),
+        ("figg://a:1,b:x", "a number from 1 to 65535"),
+        ("figg://a:1/topic,b:2", "is not figg://HOST:PORT"),
         ("blipmq://:hunter2@localhost", "must not contain a secret"),
+        ("blipmq://:x,hunter2@localhost", "must not contain a secret"),
     ],
 )
 def test_an_invalid_url_is_reported_without_its_secrets(url: str, complaint: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, OutcomeUnknown
+from headrace.clients.errors import ClientClosed, ConnectFailed, NotSent, OutcomeUnknown, RefusedRepeatedly
 from headrace.clients.messages import ConnectionState
 from headrace.clients.options import ClientOptions
 from headrace.clients.publishing import Records
@@ -43,6 +43,7 @@ class FakeClient(ReconnectingClient[ClientOptions]):
         self.pauses: list[int] = []
         options |= {"backoff": self._pause, "on_state": lambda state, reason: self.states.append(state)}
         super().__init__("nowhere", 1, ClientOptions(**options), ledger)
+        self.tried: list[str] = []
         self.failures = failures
         self.opened = asyncio.Event()
         self.released = 0
@@ -60,6 +61,7 @@ class FakeClient(ReconnectingClient[ClientOptions]):
         return self._is_connected
 
     async def _open(self) -> None:
+        self.tried.append(self._host)
         if self.failures:
             self.failures -= 1
             raise ConnectFailed(host="nowhere", port=1, reason="not yet")
@@ -77,6 +79,9 @@ class FakeClient(ReconnectingClient[ClientOptions]):
     def lose(self) -> None:
         self._lost("cut")
 
+    def add_addresses(self, *hosts: str) -> None:
+        self._others = tuple((host, 1) for host in hosts)
+
     def use(self) -> None:
         self._check_open()
 
@@ -90,6 +95,31 @@ async def test_a_client_reconnects_until_it_succeeds_with_delays_by_attempt() ->
     assert client.pauses == [0, 1, 2, 3]
     assert client.states == [ConnectionState.CONNECTED, ConnectionState.DISCONNECTED, ConnectionState.CONNECTED]
     client.abandon()
+
+
+async def test_a_client_moves_on_to_the_next_address_and_pauses_after_each_round() -> None:
+    client = FakeClient(Ledger())
+    client.add_addresses("second", "third")
+    await client._open()
+    client.failures = 4
+    client.lose()
+    await client.opened.wait()
+    assert client.tried == ["nowhere", "second", "third", "nowhere", "second", "third"]
+    assert client.pauses == [0, 0, 0, 1, 1]
+    client.abandon()
+
+
+async def test_a_client_of_several_addresses_gives_up_after_as_many_refusals_of_each() -> None:
+    client = FakeClient(Ledger(unknown=1), refused_connections_max=2)
+    client.add_addresses("second")
+    for _ in range(3):
+        await client._open()
+        client.lose()
+        client.use()
+    await client._open()
+    client.lose()
+    with pytest.raises(RefusedRepeatedly, match="ended 4 connections in a row"):
+        client.use()
 
 
 async def test_pauses_go_on_growing_while_no_connection_is_useful() -> None:

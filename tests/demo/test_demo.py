@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "orders" / "pipeline.toml"
-ANYWHERE = ("--listen", "127.0.0.1:0", "--listen-quic", "127.0.0.1:0", "--listen-flight", "127.0.0.1:0")
+ANYWHERE = ("--listen", "127.0.0.1:0", "--listen-quic", "127.0.0.1:0", "--listen-flight", "127.0.0.1:0", "--listen-console", "127.0.0.1:0")
 
 
 def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,6 +26,7 @@ def test_a_timed_execution_exits_and_all_checks_hold(tmp_path: Path) -> None:
     last = [line for line in done.stdout.splitlines() if " orders: " in line][-1]
     for protocol in ("figg", "rustlog", "blipmq", "flymq", "fujin"):
         assert re.search(rf"{protocol} [1-9]", last), f"each protocol has taken some: {last}"
+    assert done.stdout.startswith("console: http://127.0.0.1:"), "the address of the console comes first"
     assert "shown this once" not in done.stdout, "the demo does not show its key"
 
 

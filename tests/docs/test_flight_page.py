@@ -34,7 +34,7 @@ def test_every_action_and_every_column_is_on_the_page() -> None:
 
 def test_the_numbers_of_the_page_are_the_limits() -> None:
     assert limits.FLIGHT_READ_AHEAD_BYTES + 64 * KIB == 4 * MIB
-    assert limits.FLIGHT_IN_FLIGHT_BYTES_MAX == 32 * MIB
+    assert limits.FLIGHT_IN_FLIGHT_BYTES_MAX == 16 * MIB
     assert (limits.FLIGHT_CALLS_MAX, limits.FLIGHT_WAITS_MAX) == (128, 96)
     assert limits.FLIGHT_BATCH_BYTES_TARGET == 16 * MIB
     assert limits.FLIGHT_TOKEN_SECONDS_MAX == 3_600

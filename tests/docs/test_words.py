@@ -57,6 +57,7 @@ LEGITIMATE = {
     "app_name": "the name of a Spark application",
     "app_metadata": "a field of Arrow Flight's messages",
     "app_transactions": "an argument of deltalake",
+    "ASGIApp": "the type of an application in Starlette",
     "runId": "a field of Spark's query progress",
     "run id of the query": "the same in prose",
     "query id, run id and batch id": "the same in prose",

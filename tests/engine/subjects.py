@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import TypeAlias
 
 from headrace.engine.contract import Ack, Appended, Engine, Topic, TopicConfig, Write
 from headrace.engine.embedded import EmbeddedEngine
+from headrace.engine.kafka.engine import KafkaEngine
+from headrace.engine.kafka.settings import KafkaSettings
 from headrace.engine.memory import MemoryEngine
 from headrace.records import AnyBatch, Record, RecordBatch
 from headrace.storage.files import DiskFiles
 from headrace.storage.store import StoreOptions
+from tests.engine.remote import RemoteEngine
 
 
 @dataclass
@@ -38,11 +42,25 @@ def _memory(directory: Path, clock: Clock) -> Build:
     return lambda: engine
 
 
+def _remote(directory: Path, clock: Clock) -> Build:
+    engine = RemoteEngine(MemoryEngine(clock=clock), seed=1)
+    return lambda: engine
+
+
 def _embedded(directory: Path, clock: Clock) -> Build:
     return lambda: EmbeddedEngine(DiskFiles(directory), StoreOptions(journal_bytes=1 << 20, headroom_bytes=0), clock=clock)
 
 
-SUBJECTS: dict[str, Callable[[Path, Clock], Build]] = {"memory": _memory, "embedded": _embedded}
+_PREFIXES = itertools.count()
+
+
+def kafka_engine(bootstrap: str, clock: Clock) -> Build:
+    """Return the Kafka engine under a prefix that no other test of this process uses."""
+    settings = KafkaSettings(bootstrap, prefix=f"e{next(_PREFIXES)}-", deadline_ms=60_000, is_elected=False)
+    return lambda: KafkaEngine(settings, clock=clock)
+
+
+SUBJECTS: dict[str, Callable[[Path, Clock], Build]] = {"memory": _memory, "embedded": _embedded, "remote": _remote}
 
 
 class Subject:

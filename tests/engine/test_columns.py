@@ -44,6 +44,7 @@ async def test_order_holds_across_both_kinds_of_batch(subject: Subject) -> None:
     assert await subject.values() == [value for record_batch in record_batches for value in record_batch.values]
 
 
+@pytest.mark.needs("keeps_batches")
 async def test_columns_are_a_batch_of_their_own(subject: Subject) -> None:
     await subject.topic()
     columns = ColumnBatch.of(RecordBatch([b"b", b"c"]))
@@ -90,6 +91,7 @@ async def test_a_small_read_takes_a_part_of_the_columns(subject: Subject) -> Non
     assert batch.values() == [b"%03d" % number for number in range(40, 50)]
 
 
+@pytest.mark.needs("forced_compaction")
 async def test_columns_are_compacted_like_any_records(subject: Subject) -> None:
     await subject.topic(cleanup=Cleanup.COMPACT, segment_bytes=200, tombstone_retention_ms=0)
     for number in range(30):

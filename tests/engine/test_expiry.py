@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from headrace.engine.contract import Bounds
 from headrace.records import RecordBatch
 from tests.engine.subjects import Subject
+
+pytestmark = pytest.mark.needs("forced_compaction")
 
 SEGMENT = 4_096
 HOUR = 3_600_000

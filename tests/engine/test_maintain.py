@@ -9,6 +9,8 @@ from headrace.errors import OffsetOutOfRange
 from headrace.records import Record, RecordBatch
 from tests.engine.subjects import Subject
 
+pytestmark = pytest.mark.needs("forced_compaction")
+
 SEGMENT = 4_096
 HOUR = 3_600_000
 

@@ -219,3 +219,26 @@ async def test_a_partition_says_what_it_takes(subject: Subject) -> None:
         subject.engine.size_bytes("t", 9)
     with pytest.raises(UnknownTopic):
         subject.engine.size_bytes("nowhere", 0)
+
+
+@pytest.mark.needs("reads_in_memory")
+async def test_a_read_from_memory_gives_what_a_read_gives(subject: Subject) -> None:
+    await subject.topic()
+    for number in range(5):
+        await subject.append(RecordBatch([b"%d" % number * 700] * (3 * number + 1), [b"k"] * (3 * number + 1) if number == 2 else None))
+    end = subject.engine.bounds("t", 0).end
+    for offset in range(end):
+        for bytes_max, records_max in ((1, 1), (1, 9), (700, 2), (2_800, 3), (2_801, 50), (LOTS, 1), (LOTS, 7), (LOTS, 50)):
+            for _ in range(2):  # the second read finds the batch opened
+                batches = await subject.engine.read("t", 0, offset, bytes_max=bytes_max, records_max=records_max)
+                now = subject.engine.read_now("t", 0, offset, bytes_max=bytes_max, records_max=records_max)
+                assert now is not None and [batch.first_offset for batch in now] == [batch.first_offset for batch in batches]
+                assert [list(batch.records()) for batch in now] == [list(batch.records()) for batch in batches]
+                await asyncio.sleep(0)
+
+
+async def test_a_read_from_memory_leaves_the_end_and_errors_to_read(subject: Subject) -> None:
+    await subject.topic()
+    await subject.put("a")
+    for topic, partition, offset in (("t", 0, 1), ("t", 0, 2), ("t", 0, -1), ("t", 1, 0), ("t", -1, 0), ("none", 0, 0)):
+        assert subject.engine.read_now(topic, partition, offset, bytes_max=LOTS) is None

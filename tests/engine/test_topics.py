@@ -39,6 +39,7 @@ async def test_of_two_that_create_a_topic_at_once_one_wins(subject: Subject) -> 
     assert [type(outcome) for outcome in outcomes if isinstance(outcome, Exception)] == [TopicExists]
 
 
+@pytest.mark.needs("any_topic_name")
 async def test_names_are_only_names(subject: Subject) -> None:
     names = ["../../etc/passwd", "a/b", "größe", "名前", "x" * limits.TOPIC_NAME_BYTES_MAX, "CON", "nul\x00", "."]
     for name in names:
@@ -136,6 +137,7 @@ async def test_a_topic_has_at_most_so_many_partitions(subject: Subject) -> None:
     assert set(subject.engine.topics()) == {"most"}
 
 
+@pytest.mark.local("a Kafka node takes minutes for so many partitions")
 async def test_all_topics_together_have_at_most_so_many_partitions(subject: Subject) -> None:
     whole, rest = divmod(limits.PARTITIONS_MAX, limits.PARTITIONS_PER_TOPIC_MAX)
     for number in range(whole):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
 import headrace.flight.endpoint
 from headrace.errors import Unavailable
 from headrace.flight.calls import Calls
-from headrace.flight.endpoint import keep_large_chunks, release_unused
+from headrace.flight.endpoint import keep_large_chunks, release_unused, resident_bytes
 from headrace.limits import FLIGHT_STALL_SECONDS_MAX
 from headrace.records import RecordBatch
 from tests.flight.harness import DEADLINE_SECONDS, rows, running_harness, values
@@ -82,3 +84,25 @@ def test_memory_is_given_back_once_after_rows_have_moved(monkeypatch: pytest.Mon
         eventually(lambda: given == [1, 1], "it is not given back again")
         harness.publish("quiet", RecordBatch([b"x"]))
         watch.join(DEADLINE_SECONDS)
+
+
+def test_memory_above_the_limit_is_given_back_while_rows_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    resident = [0]
+    monkeypatch.setattr(headrace.flight.endpoint, "FLIGHT_CHECK_SECONDS", 0.01)
+    monkeypatch.setattr(headrace.flight.endpoint, "resident_bytes", lambda: resident[0])
+    monkeypatch.setattr(headrace.flight.endpoint, "release_unused", lambda: given.append(1))
+    with running_harness() as harness, harness.client() as flight_client:
+        harness.topic("t")
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            yield values(b"x")
+            eventually(lambda: harness.endpoint._server.calls.carriers_under_way == 1, "no call carries rows")
+            harness.run(asyncio.sleep(0.1))
+            assert given == [], "there is little to give back"
+            resident[0] = 1 << 40
+            eventually(lambda: len(given) > 1, "it is not given back")
+            yield values(b"y")
+
+        flight_client.append("t", batches())
+    assert resident_bytes() > 1 << 20

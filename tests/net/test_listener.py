@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from headrace.limits import END_LINES_PER_MINUTE_MAX, OUTPUT_HIGH_WATER_BYTES
-from headrace.net.connection import Connection
+from headrace.net.connection import Connection, _BorrowedSocket
 from headrace.net.counters import LINE_KEYS_MAX, REASONS_MAX, LineLimit, NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.protocol import ServedProtocol, Sniff, choose
@@ -125,22 +125,29 @@ async def test_small_answers_are_not_delayed_and_dead_machines_are_found_out() -
         writer.close()
 
 
-class _RecordedTransport:
-    """Passes everything on, and records the socket options set."""
+def test_a_borrowed_socket_leaves_its_descriptor_open() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        borrowed = _BorrowedSocket(ours.family, ours.type, ours.proto, fileno=ours.fileno())
+        assert borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
+        del borrowed
+        ours.sendall(b"x")
+        assert theirs.recv(1) == b"x"
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
+
+class _RecordedSocket:
+    """Records the options that are set."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
         self.options: list[tuple[int, int, int]] = []
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._transport, name)
-
-    def get_extra_info(self, name: str) -> object:
-        return self if name == "socket" else self._transport.get_extra_info(name)
-
     def setsockopt(self, level: int, option: int, value: int) -> None:
-        self._transport.get_extra_info("socket").setsockopt(level, option, value)
+        self._socket.setsockopt(level, option, value)
         self.options.append((level, option, value))
+
+    def detach(self) -> None:
+        self._socket.detach()
 
 
 class _Quiet(Echo):
@@ -163,16 +170,17 @@ async def test_input_without_a_reply_is_acknowledged_at_once() -> None:
         assert await reader.readexactly(6) == b"first?"
         session = sessions.opened[0]
         connection = cast(Connection, session.link)
-        transport = connection._transport = _RecordedTransport(connection._transport)  # type: ignore[assignment]  # a recorder
+        assert connection._socket is not None
+        recorded = connection._socket = _RecordedSocket(connection._socket)  # type: ignore[assignment]  # a recorder
         writer.write(b"x")
         await session.until(lambda: session.received.endswith(b"?x"))
-        assert transport.options == [quick]
+        assert recorded.options == [quick]
         writer.write(b"y")
         await session.until(lambda: session.received.endswith(b"?xy"))
-        assert transport.options == [quick] * 2, "the kernel clears the option, so each read sets it again"
+        assert recorded.options == [quick] * 2, "the kernel clears the option, so each read sets it again"
         writer.write(b"last?")
         assert await reader.readexactly(5) == b"last?"
-        assert transport.options == [quick] * 2, "a reply carries the acknowledgement"
+        assert recorded.options == [quick] * 2, "a reply carries the acknowledgement"
         writer.close()
 
 

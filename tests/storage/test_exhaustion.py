@@ -47,7 +47,7 @@ def test_an_append_that_finds_no_memory_is_refused_for_now(monkeypatch: pytest.M
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "build", exhausted)
+        patch.setattr(store_module, "build_plain", exhausted)
         refused = staged(store, (log, RecordBatch([b"x"])))
         store.flush()
     assert isinstance(refused[0], Unavailable)

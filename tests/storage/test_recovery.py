@@ -68,9 +68,9 @@ def test_a_damaged_identity_is_reported_and_written_again() -> None:
 def test_another_format_is_refused() -> None:
     from google_crc32c import value as crc32c
 
-    text = b"headrace data directory\nformat 2\nkey none\n"
+    text = b"headrace data directory\nformat 3\nkey none\n"
     files = SimulatedFiles({"IDENTITY": text + b"crc %08x\n" % crc32c(text)})
-    with pytest.raises(CorruptData, match="format 2"):
+    with pytest.raises(CorruptData, match="format 3"):
         opened(files)
 
 

@@ -41,6 +41,7 @@ from headrace.access.policy import (
     Policy,
     Role,
     decide,
+    explain,
     key_credential,
     password_credential,
     role_subject,
@@ -230,7 +231,7 @@ class Access:
         self._listeners: list[Callable[[], None]] = []
         self._timer: Timer | None = None
         self.administration = Administration(
-            self._directory, self._passwords, self._audit, self.authorize, self._would, clock, random_bytes
+            self._directory, self._passwords, self._audit, self.authorize, self._explain, clock, random_bytes
         )
         self._is_loaded = self._is_closed = False
 
@@ -303,8 +304,8 @@ class Access:
             raise Unavailable("the rules have not been read yet")
         return decide(self._policy, who, action, resource)
 
-    def _would(self, who: Principal, action: Action, resource: Resource) -> bool:
-        return decide(self._policy, who, action, resource)
+    def _explain(self, who: Principal, action: Action, resource: Resource) -> tuple[bool, str]:
+        return explain(self._policy, who, action, resource)
 
     def record_decision(self, who: Principal, action: Action, kind: str, name: str, allowed: bool) -> None:
         """Audit a decision: every change of a topic or group, and each denial once."""

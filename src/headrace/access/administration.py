@@ -72,7 +72,7 @@ class KeyState:
 
 
 class Administration:
-    """`may` is checked in each method. `would` returns the decision of the rules, enforced or not."""
+    """`may` is checked in each method. `explain` returns the decision of the rules, enforced or not, and why."""
 
     def __init__(
         self,
@@ -80,12 +80,12 @@ class Administration:
         passwords: Passwords,
         audit: Audit,
         may: Authorize,
-        would: Authorize,
+        explain: Callable[[Principal, Action, Resource], tuple[bool, str]],
         clock: Clock,
         random_bytes: Callable[[int], bytes],
     ) -> None:
         self._directory, self._passwords, self._audit = directory, passwords, audit
-        self._may, self._would, self._clock, self._random_bytes = may, would, clock, random_bytes
+        self._may, self._explain, self._clock, self._random_bytes = may, explain, clock, random_bytes
         self.keys_used: dict[str, int] = {}
 
     # Users
@@ -233,11 +233,11 @@ class Administration:
             left = [action for action in before.actions if action not in gone]
             await self._commit_rules(by, {key: RuleRow(left) if left else None}, "delete", _shown(rule))
 
-    def explain(self, by: Caller, name: str, action: Action, resource: Resource) -> bool:
-        """Return whether a user (or a client without a login) would be allowed this."""
+    def explain(self, by: Caller, name: str, action: Action, resource: Resource) -> tuple[bool, str]:
+        """Return whether a user (or a client without a login) would be allowed this, and why."""
         if name != by.who.name:
             self._check(by, "acl", "check", str(resource))
-        return self._would(Principal(name), action, resource)
+        return self._explain(Principal(name), action, resource)
 
     # FlyMQ's view of the rules: those that grant a topic to users, roles or everybody
 

@@ -17,7 +17,7 @@ from headrace.access.audit import Audit, Event
 from headrace.access.policy import BUILT_IN_ROLES, Key, Policy, Role, User
 from headrace.access.rows import KeyRow, RoleRow, RuleKey, RuleRow, UserRow, rule_of
 from headrace.broker.tables import K, Staged, Table, V
-from headrace.engine.contract import Engine, Write
+from headrace.engine.contract import Engine, Write, known, when_known
 
 Follow: TypeAlias = Callable[[Staged], None]
 ADMIN: Final = "admin"
@@ -111,10 +111,11 @@ class Directory:
         _join(self._roles, [((name,), role) for name, role in changes.roles.items()], writes, follows)
         _join(self._rules, list(changes.rules.items()), writes, follows)
         _join(self._keys, [((id,), key) for id, key in changes.keys.items()], writes, follows)
-        staged = self._staged = self._engine.append([*writes, self._audit.write(event)])
+        staged = self._engine.append([*writes, self._audit.write(event)])
         for follow in follows:
             follow(staged)
-        staged.add_done_callback(lambda _: self._changed())
+        when_known(staged, lambda _: self._changed())
+        self._staged = known(staged)
         await asyncio.shield(staged)
 
 

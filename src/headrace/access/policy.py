@@ -166,6 +166,35 @@ def decide(policy: Policy, who: Principal, action: Action, resource: Resource) -
     return any(grant.covers(action, resource) for role in roles if role in policy.roles for grant in policy.roles[role].grants)
 
 
+def explain(policy: Policy, who: Principal, action: Action, resource: Resource) -> tuple[bool, str]:
+    """Return the decision and what it rests on, in the order of `decide`."""
+    allowed = decide(policy, who, action, resource)
+    user = policy.users.get(who.name)
+    if resource.kind == "topic" and resource.name.startswith(INTERNAL_PREFIX):
+        return allowed, "internal topics belong to the broker"
+    if user is not None and not user.enabled:
+        return allowed, f"the user {who.name} is disabled"
+    roles = sorted(user.roles) if user is not None else []
+    subjects = (EVERYBODY, user_subject(who.name), *map(role_subject, roles))
+    rules = [rule for subject in subjects for rule in policy.rules_of(subject) if rule.grant.covers(action, resource)]
+    for rule in sorted(rules, key=lambda rule: rule.effect is Effect.ALLOW):  # a deny rule overrides all others
+        whom = "everybody" if rule.subject == EVERYBODY else rule.subject
+        return allowed, f"a rule for {whom} {'allows' if rule.effect is Effect.ALLOW else 'denies'} it on {shown_resource(rule.grant)}"
+    for role in roles:
+        for grant in policy.roles[role].grants if role in policy.roles else ():
+            if grant.covers(action, resource):
+                return allowed, f"the role {role} grants it on {shown_resource(grant)}"
+    if user is None and who.name != ANONYMOUS:
+        return allowed, f"there is no user {who.name}, and no rule for everybody allows it"
+    held = f"the roles {', '.join(roles)} do not grant it" if roles else "there is no role"
+    return allowed, f"no rule allows it, and {held}"
+
+
+def shown_resource(grant: Grant) -> str:
+    """Return the resources of a grant as text: `topic:orders.*`."""
+    return "everything" if grant.kind == ANY_KIND else f"{grant.kind}:{grant.name}{'*' if grant.match is Match.PREFIX else ''}"
+
+
 def _is_in_force(policy: Policy, who: Principal, action: Action, resource: Resource) -> bool:
     """Return whether the principal's credential is in force, and covers this action."""
     kind, _, mark = who.credential.partition(":")

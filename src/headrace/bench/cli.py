@@ -256,6 +256,43 @@ def fanout(
 
 @bench.command()
 @options.common
+@options.size()
+@options.ack()
+@options.profile()
+@options.records(200_000)
+@click.option(
+    "--topics",
+    default="2,100,9900",
+    show_default=True,
+    metavar="NUMBERS",
+    callback=options.parse_topics,
+    help="Comma-separated numbers of topics that records go to in turn.",
+)
+@click.option("--only", default="", metavar="TEXT", help="Measure only requests whose name contains this text.")
+def topics(
+    value_bytes: int, ack: str, profile: Path | None, repeat: int, output: str, parent: Path | None, records: int, topics: list[int],
+    only: str,
+) -> None:  # fmt: skip
+    """Measure pipelined FlyMQ requests beside PRODUCE to one topic.
+
+    Single records to many topics in turn, COMMIT, PRODUCE_DELAYED, PRODUCE_WITH_TTL, and transactions of 1 and of 100 records, on one
+    connection.
+    """
+    from headrace.bench import topics as measurements
+
+    config: dict[str, NoteValue] = {
+        "records": records,
+        "value_bytes": value_bytes,
+        "ack": ack,
+        "topics": ",".join(map(str, topics)),
+    }
+    with options.measuring("topics", repeat, output, parent, config) as running:
+        for figure in measurements.measure(running, options.Chosen(ack, None, None, profile), records, value_bytes, topics, only):
+            running.report.add(figure)
+
+
+@bench.command()
+@options.common
 @click.option("--tenants", default=",".join(TENANTS), show_default=True, metavar="NAMES", help="Comma-separated tenants.")
 @click.option(
     "--rate", type=click.IntRange(1, 10_000), default=200, show_default=True, help="Requests per second of the publisher and of the reader."
@@ -309,15 +346,23 @@ def interference(
     help=f"Comma-separated protocols: {', '.join(PROTOCOLS)}.",
 )
 @click.option("--against", default="nats", show_default=True, metavar="NAMES", help="Comma-separated brokers: nats, redis.")
-def compare(value_bytes: int, repeat: int, output: str, parent: Path | None, records: int, protocols: str, against: str) -> None:
+@click.option("--engine", type=click.Choice(["embedded", "kafka"]), default="embedded", show_default=True, help="Engine of Headrace.")
+@click.option("--nodes", type=click.Choice(["1", "3"]), default="1", show_default=True, help="Kafka nodes, with --engine kafka.")
+def compare(
+    value_bytes: int, repeat: int, output: str, parent: Path | None, records: int, protocols: str, against: str, engine: str, nodes: str
+) -> None:
     """Compare Headrace with other brokers.
 
-    nats: JetStream with file storage and its default sync. redis: Streams with appendfsync everysec and always.
+    nats: JetStream with file storage and its default sync. redis: Streams with appendfsync everysec and always. With --engine kafka,
+    Headrace on a Kafka cluster is compared with aiokafka and with Kafka's load generator in Java on the same cluster instead.
     """
     from headrace.bench import compare as comparison
     from headrace.bench.protocols import PROTOCOLS as loads
 
     protocol_names, peers = _names(protocols, PROTOCOLS, "--protocols"), _names(against, PEERS, "--against")
+    if engine == "kafka":
+        _compare_on_kafka(protocol_names, int(nodes), repeat, output, parent, records, value_bytes)
+        return
     found = comparison.candidates([loads[name] for name in protocol_names], peers)
     config: dict[str, NoteValue] = {
         "protocols": ",".join(protocol_names),
@@ -326,6 +371,24 @@ def compare(value_bytes: int, repeat: int, output: str, parent: Path | None, rec
         "value_bytes": value_bytes,
     }
     with options.measuring("compare", repeat, output, parent, config) as running:
+        comparison.rounds(comparison.Comparison(records, value_bytes, running.directory), found, repeat, running.steps)
+        for figure in comparison.figures(found):
+            running.report.add(figure)
+
+
+def _compare_on_kafka(
+    protocol_names: list[str], nodes: int, repeat: int, output: str, parent: Path | None, records: int, value_bytes: int
+) -> None:
+    from headrace.bench import compare as comparison
+    from headrace.bench.peers import kafka
+    from headrace.bench.protocols import PROTOCOLS as loads
+
+    kafka.check()
+    config: dict[str, NoteValue] = {
+        "engine": "kafka", "nodes": nodes, "protocols": ",".join(protocol_names), "records": records, "value_bytes": value_bytes
+    }  # fmt: skip
+    with options.measuring("compare", repeat, output, parent, config) as running, kafka.server(running.directory, nodes) as cluster:
+        found = comparison.on_kafka([loads[name] for name in protocol_names], cluster)
         comparison.rounds(comparison.Comparison(records, value_bytes, running.directory), found, repeat, running.steps)
         for figure in comparison.figures(found):
             running.report.add(figure)

@@ -1,4 +1,4 @@
-"""Comparison of Headrace with other brokers: same machine, same load generator, same values.
+"""Comparison of Headrace with other brokers, or on Kafka with clients of Kafka: same machine, same load generator, same values.
 
 Every round starts each server on an empty directory, publishes, then reads everything back. Rounds alternate between the servers, so that
 a slow period of the machine affects all of them. Each ratio is taken within one round.
@@ -7,7 +7,7 @@ a slow period of the machine affects all of them. Each ratio is taken within one
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from headrace.bench import traffic
 from headrace.bench.children import broker
 from headrace.bench.load import Tick, sample_values
-from headrace.bench.peers import nats, redis
+from headrace.bench.peers import kafka, nats, redis
 from headrace.bench.protocols import ProtocolLoad
 from headrace.bench.report import Figure, Target
 from headrace.extras import needs
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from headrace.bench.facts import Steps
+    from headrace.kafka_server import Cluster
 
 PEERS = ("nats", "redis")
 CLIENT_RECORDS_MAX = 50_000
@@ -37,8 +38,13 @@ TARGETS = {
     ("publish", "rustlog"): Target(at_least=0.5),
     ("consume", "figg"): Target(at_least=2.0),
     ("consume", "flymq"): Target(at_least=2.0),
+    ("consume with acks", "blipmq"): Target(at_least=1.0),
 }
 """Minimum ratios to NATS JetStream with its default sync, over raw sockets."""
+AIOKAFKA = "aiokafka"
+JAVA = "kafka java"
+KAFKA_TARGETS = {"publish": Target(at_least=0.7), "consume": Target(at_least=0.6)}
+"""Minimum ratios on Kafka to whole batches of aiokafka and to a parser of raw Fetch responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,25 @@ def candidates(protocols: Iterable[ProtocolLoad], against: Iterable[str]) -> lis
     return found
 
 
+def on_kafka(protocols: Iterable[ProtocolLoad], cluster: Cluster) -> list[Candidate]:
+    """Return Headrace with each of the protocols on a Kafka cluster, then Kafka's own clients on the same."""
+    below = {"HEADRACE__STORAGE__ENGINE": "kafka", "HEADRACE__KAFKA__BOOTSTRAP": cluster.bootstrap}
+
+    def aiokafka(comparison: Comparison, tick: Tick) -> dict[str, float]:
+        topic, values = kafka.new_topic(cluster), sample_values(comparison.value_bytes)
+        seconds = kafka.publish(cluster, topic, values, comparison.records, tick)
+        return {
+            "publish": comparison.records / seconds,
+            "consume": comparison.records / kafka.consume(cluster, topic, comparison.records, tick),
+        }
+
+    def java(comparison: Comparison, tick: Tick) -> dict[str, float]:
+        return {"publish": kafka.publish_with_java(cluster, kafka.new_topic(cluster), comparison.records, comparison.value_bytes)}
+
+    ours = [Candidate(f"{_OURS}{load.name}", _headrace(load, below)) for load in protocols]
+    return [*ours, Candidate(AIOKAFKA, aiokafka), Candidate(JAVA, java)]
+
+
 def rounds(comparison: Comparison, found: list[Candidate], repeat: int, steps: Steps) -> None:
     """Run every candidate `repeat` times."""
     for turn in range(repeat):
@@ -97,12 +122,14 @@ def figures(found: list[Candidate]) -> list[Figure]:
 
 
 def _target(name: str, ours: str, peer: str) -> Target | None:
+    if peer == AIOKAFKA:
+        return KAFKA_TARGETS[name]
     return TARGETS.get((name, ours.removeprefix(_OURS))) if peer == "nats jetstream" else None
 
 
-def _headrace(load: ProtocolLoad) -> Callable[[Comparison, Tick], dict[str, float]]:
+def _headrace(load: ProtocolLoad, environment: Mapping[str, str] | None = None) -> Callable[[Comparison, Tick], dict[str, float]]:
     def once(comparison: Comparison, tick: Tick) -> dict[str, float]:
-        with _fresh(comparison.directory / "headrace") as directory, broker(directory) as running:
+        with _fresh(comparison.directory / "headrace") as directory, broker(directory, environment=environment) as running:
             plan = traffic.Traffic(load, running.address, running.key, comparison.records, comparison.value_bytes)
             traffic.warm_up(plan)
             topic = traffic.new_topic(plan, readers=int(load.reads_history))
@@ -111,7 +138,8 @@ def _headrace(load: ProtocolLoad) -> Callable[[Comparison, Tick], dict[str, floa
                 # The measured topic has no subscription, as on the other servers: the reader gets its own topic.
                 topic = traffic.new_topic(plan, readers=1)
                 traffic.publish(plan, topic)
-            return {"publish": comparison.records / seconds, "consume": comparison.records / traffic.consume(plan, topic, tick)}
+            name = "consume" if load.reads_history else "consume with acks"
+            return {"publish": comparison.records / seconds, name: comparison.records / traffic.consume(plan, topic, tick)}
 
     return once
 
@@ -123,6 +151,7 @@ def _nats(comparison: Comparison, tick: Tick) -> dict[str, float]:
         return {
             "publish": comparison.records / nats.publish(address, values, comparison.records, tick=tick),
             "consume": comparison.records / nats.consume(address, comparison.records, tick),
+            "consume with acks": comparison.records / nats.consume(address, comparison.records, tick, acked=True),
         }
 
 

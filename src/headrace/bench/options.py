@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WIDTH = 160
 """Columns of a table that is written to a file or a pipe."""
 CONNECTIONS_MAX = 2_000
+TOPICS_MAX = 10_000
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -39,9 +40,18 @@ def _parse_size(_ctx: click.Context, _param: click.Parameter, text: str) -> int:
 
 def parse_numbers(_ctx: click.Context, _param: click.Parameter, text: str) -> list[int]:
     """Parse comma-separated numbers of connections."""
+    return _numbers(text, CONNECTIONS_MAX)
+
+
+def parse_topics(_ctx: click.Context, _param: click.Parameter, text: str) -> list[int]:
+    """Parse comma-separated numbers of topics."""
+    return _numbers(text, TOPICS_MAX)
+
+
+def _numbers(text: str, number_max: int) -> list[int]:
     numbers = [int(word) if word.strip().isdigit() else 0 for word in text.split(",")]
-    if min(numbers) < 1 or max(numbers) > CONNECTIONS_MAX:
-        raise click.BadParameter(f"{text!r}: expected comma-separated numbers from 1 to {CONNECTIONS_MAX}")
+    if min(numbers) < 1 or max(numbers) > number_max:
+        raise click.BadParameter(f"{text!r}: expected comma-separated numbers from 1 to {number_max}")
     return numbers
 
 

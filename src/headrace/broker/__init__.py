@@ -11,7 +11,7 @@ from headrace.broker.dead_letters.dead_letters import DeadLetterEntry
 from headrace.broker.groups.members import Delivery, Member, MemberEntry, SettlementPolicy
 from headrace.broker.groups.membership import Mode
 from headrace.broker.groups.offsets import GroupLag
-from headrace.broker.publishing.publish import ProducerStamp, Published
+from headrace.broker.publishing.publish import ProducerStamp, Published, PublishedEach
 from headrace.broker.publishing.requirements import NOWHERE, OnInvalid
 from headrace.broker.reading.cursor import Cursor
 from headrace.broker.reading.fetch import Fetched
@@ -47,6 +47,7 @@ __all__ = [
     "ProducerStamp",
     "Publication",
     "Published",
+    "PublishedEach",
     "Requirement",
     "Resource",
     "SchemaType",

@@ -38,6 +38,10 @@ class Principal:
     address: str = field(default="", compare=False)
     """Network address, for the audit log only: it does not take part in comparisons."""
 
+    def __hash__(self) -> int:
+        # Every request looks up a cache by its principal. Few principals share a name.
+        return hash(self.name)
+
 
 class Action(StrEnum):
     """The requested operation."""

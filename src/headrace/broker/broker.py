@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from headrace.broker.authorizer import Action, AuditHook, Authorize, Authorizer, Principal, allow_all
 from headrace.broker.dead_letters.dead_letters import DeadLetters
@@ -34,7 +34,7 @@ from headrace.broker.operations.messages import DeadLetterOperations, DelayedOpe
 from headrace.broker.operations.schemas import Schemas
 from headrace.broker.operations.writers import WriterOperations, WriterPermissions
 from headrace.broker.publishing.producers import Producers
-from headrace.broker.publishing.publish import ProducerStamp, Published, Publisher
+from headrace.broker.publishing.publish import ProducerStamp, Published, PublishedEach, Publisher
 from headrace.broker.publishing.requirements import Rule
 from headrace.broker.reading.cursor import Cursor, Cursors, Delivered
 from headrace.broker.reading.fetch import Fetched, Fetcher
@@ -46,11 +46,12 @@ from headrace.broker.topics import Topics
 from headrace.broker.tracing import Tracer, headers_of
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
-from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Topic, TopicConfig
+from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Placement, Topic, TopicConfig
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.records import AnyBatch
 
 _DEFAULTS = BrokerSettings()
+_READABLE_MAX: Final = 65_536
 _BROKER = "headrace"
 """Name of the broker as a resource."""
 _Shown = TypeVar("_Shown")
@@ -125,6 +126,9 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
             bytes_max=settings.transactions_bytes_max,
         )
         self._stages = Stages(engine, WriterPermissions(authorizer, engine), publisher, clock=clock, later=later, settings=settings)
+        self._readable: dict[tuple[Principal, str], tuple[range, Meter]] = {}
+        """Partitions that a principal may read, for `read_now`."""
+        engine.topic_changed = self._topic_changed_elsewhere
         self._expiry: asyncio.Task[None] | None = None
         self._expiry_timer: Timer | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -188,6 +192,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
     def access_changed(self) -> None:
         """Clear cached permissions after the rules changed, and end the cursors of principals that may no longer read."""
         self._authorizer.forget()
+        self._readable.clear()
         self._publisher.forget()
         self._cursors.recheck()
         self._consumers.recheck()
@@ -196,6 +201,11 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
     def now(self) -> int:
         """Unix ms by the broker's clock, which expiries are compared with."""
         return self._clock()
+
+    @property
+    def placement(self) -> Placement:
+        """Hash that maps keys to partitions."""
+        return self._engine.capabilities.placement
 
     @property
     def topic_defaults(self) -> TopicConfig:
@@ -299,6 +309,13 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
             meter.count(len(batch), batch.size_bytes)
             meter.took(self.meters.ticks() - began)
 
+    def publish_each(
+        self, who: Principal, topics: Sequence[str], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[PublishedEach] | None:
+        """Publish single records, each to its topic. A record that fails later does not fail the others. Returns None, with nothing
+        staged, if a topic has a schema or an expiry: the caller then uses `publish`. Raises at once as `publish` does, for any of them."""
+        return self._publisher.publish_each(who, topics, values, keys)
+
     # Read
 
     async def fetch(
@@ -339,6 +356,36 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         if self.tracer is not None and fetched.batches:
             self._trace(self.tracer, who, topic, fetched.batches)
         return fetched
+
+    def read_now(
+        self, who: Principal, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31
+    ) -> Sequence[Batch] | None:
+        """Return what `fetch` would return without a wait, if there are records, they are in memory and none expires. Otherwise return
+        None: `fetch` waits or raises. Raises `NotAuthorized`."""
+        partitions, meter = self._readable.get((who, topic)) or self._find_readable(who, topic)
+        if partition not in partitions or self.tracer is not None:
+            return None
+        began = self.meters.ticks()
+        batches = self._engine.read_now(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
+        if batches is not None:
+            for batch in batches:
+                if batch.expires:
+                    return None
+            meter.delivered(batches)
+            meter.fetch_duration.observe(self.meters.ticks() - began)
+        return batches
+
+    def _find_readable(self, who: Principal, topic: str) -> tuple[range, Meter]:
+        """Return the partitions that this principal may read and their meter, and cache both until the topic or the rules change."""
+        self._authorizer.check(who, Action.READ, "topic", topic)
+        found = self._engine.topics().get(topic)
+        if found is None or found.internal:
+            return range(0), Meter.zero()
+        readable = range(found.partitions), self.meters.meter(topic, who.protocol)
+        if len(self._readable) >= _READABLE_MAX:
+            self._readable.clear()
+        self._readable[who, topic] = readable
+        return readable
 
     def check_reads(self, who: Principal, topic: str) -> None:
         """Check that records held back by a protocol may still be delivered. Raises `NotAuthorized`."""
@@ -457,15 +504,26 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         return topic in self._engine.topics()
 
     def _topic_changed(self, name: str) -> None:
+        self._readable.clear()
         self._publisher.forget(name)
         self._watermarks.topic_changed(name)
         self._sweep.consider()
         self._consumers.partitions_added(name, self._engine.topics()[name].partitions)
 
+    def _topic_changed_elsewhere(self, name: str) -> None:
+        """Follow a change that did not come through this broker."""
+        topic = self._engine.topics().get(name)
+        if topic is None:
+            purging = asyncio.get_running_loop().create_task(self._topics.purge(name))
+            supervise(self._engine.health, "removal of a deleted topic's data", purging)
+        elif not topic.internal:
+            self._topic_changed(name)
+
     async def _topic_gone(self, name: str) -> None:
         """End the readers first, without an await, so that none can mistake a new topic of the same name for the deleted one."""
         gone = UnknownTopic(name)
         self.meters.topic_gone(name)
+        self._readable.clear()
         self._publisher.forget(name)
         self._fetcher.topic_gone(gone)
         self._watermarks.topic_gone(gone)

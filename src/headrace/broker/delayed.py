@@ -13,7 +13,7 @@ An id is 128 random bits, so an id reveals nothing about other messages, topics 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush, nsmallest
@@ -26,7 +26,7 @@ from headrace.broker.publishing.requirements import CreateDeadLetterTopic, Diver
 from headrace.broker.settings import Clock, Later, Timer
 from headrace.broker.tables import Staged, TableLog
 from headrace.engine.catalog import check_batch, headers_bytes
-from headrace.engine.contract import Ack, Engine, Write
+from headrace.engine.contract import Ack, Engine, Write, when_known
 from headrace.errors import (
     BrokerError,
     InvalidRequest,
@@ -108,6 +108,18 @@ class DelayedEntry:
     """None for principals that neither own the message nor may delete the topic."""
 
 
+@dataclass(frozen=True, slots=True)
+class StagedMessages:
+    """Delayed messages that are being stored."""
+
+    ids: list[str]
+    """The ids that cancel them."""
+    dues: list[int]
+    """Unix ms of their delivery."""
+    outcome: Staged
+    """Resolves when they are durable."""
+
+
 class CheckOwner(Protocol):
     """Raises `NotAuthorized` unless the owner may still publish to the topic."""
 
@@ -183,38 +195,41 @@ class Schedule(TableLog[_Key, Delayed]):
         if ttl_ms < 0:
             raise InvalidRequest(f"a record cannot live for {ttl_ms} ms: ttl_ms must not be negative")
 
-    async def add(self, message: Delayed) -> str:
-        """Store the message and return the id that cancels it. Durable when it returns."""
-        size_bytes = message.size_bytes
-        check_batch(RecordBatch([message.value], [message.key], [message.headers]))
-        if size_bytes > DELAYED_RECORD_BYTES_MAX + _ENTRY_BYTES:
-            raise RecordTooLarge(size_bytes=size_bytes - _ENTRY_BYTES, bytes_max=DELAYED_RECORD_BYTES_MAX)
-        if self._count >= self._count_max:
+    def stage(self, messages: Sequence[Delayed]) -> StagedMessages:
+        """Store messages: all of them or, raising at once, none."""
+        sizes = [message.size_bytes for message in messages]
+        check_batch(
+            RecordBatch(
+                [message.value for message in messages], [message.key for message in messages], [message.headers for message in messages]
+            )
+        )
+        count, size_bytes = len(messages), sum(sizes)
+        if max(sizes) > DELAYED_RECORD_BYTES_MAX + _ENTRY_BYTES:
+            raise RecordTooLarge(size_bytes=max(sizes) - _ENTRY_BYTES, bytes_max=DELAYED_RECORD_BYTES_MAX)
+        if self._count + count > self._count_max:
             raise LimitExceeded(f"{self._count_max} delayed messages are waiting already")
         if self._bytes + size_bytes > self._bytes_max:
             raise LimitExceeded(f"delayed messages may hold at most {self._bytes_max} bytes together")
-        id = self._new_id()
-        changes = [((id,), message)]
+        ids = self._new_ids(count)
+        changes = [((id,), message) for id, message in zip(ids, messages, strict=True)]
         staged = self._publisher.append([self.write(changes)], Ack.DURABLE)
-        self._count += 1
+        self._count += count
         self._bytes += size_bytes
 
-        def give_back(done: asyncio.Future[object]) -> None:
+        def give_back(done: Staged) -> None:
             if done.cancelled() or done.exception() is not None:
-                self._count -= 1
+                self._count -= count
                 self._bytes -= size_bytes
 
-        staged.add_done_callback(give_back)  # type: ignore[arg-type]  # it asks the future only whether it has failed
+        when_known(staged, give_back)
         self.follow(staged, changes)
-        await asyncio.shield(staged)
-        return id
+        return StagedMessages(ids, [message.due for message in messages], staged)
 
-    def _new_id(self) -> str:
+    def _new_ids(self, count: int) -> list[str]:
         assert self._random_bytes is not None, "a broker that accepts delayed messages needs random_bytes"
-        id = self._random_bytes(_ID_BYTES).hex()
-        while id in self._waiting:
-            id = self._random_bytes(_ID_BYTES).hex()
-        return id
+        drawn = self._random_bytes(_ID_BYTES * count).hex()
+        ids = [drawn[at : at + 2 * _ID_BYTES] for at in range(0, len(drawn), 2 * _ID_BYTES)]
+        return ids if self._waiting.keys().isdisjoint(ids) else self._new_ids(count)
 
     # Listing and removal
 
@@ -237,11 +252,15 @@ class Schedule(TableLog[_Key, Delayed]):
     async def cancel(self, waiting: Waiting) -> None:
         """Remove a message that `find` has just returned. It is never delivered after this returns."""
         waiting.is_leaving = True
+        changes: list[tuple[_Key, Delayed | None]] = [((waiting.id,), None)]
         try:
-            await self.put([((waiting.id,), None)])
+            staged = self._engine.append([self.write(changes)])
         except BrokerError:
             self._retry_later([waiting])
             raise
+        self.follow(staged, changes)
+        when_known(staged, partial(self._landed, [waiting]))
+        await asyncio.shield(staged)
 
     async def topic_gone(self, topic: str) -> None:
         await self.settled()
@@ -328,11 +347,11 @@ class Schedule(TableLog[_Key, Delayed]):
             self._retry_later(leaving)
             return
         self._under_way.add(staged)
+        staged.add_done_callback(self._under_way.discard)
         self.follow(staged, changes)
-        staged.add_done_callback(partial(self._landed, leaving))
+        when_known(staged, partial(self._landed, leaving))
 
     def _landed(self, left: list[Waiting], staged: Staged) -> None:
-        self._under_way.discard(staged)
         if staged.cancelled() or staged.exception() is not None:
             self._retry_later(left)
             return

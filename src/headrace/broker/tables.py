@@ -14,7 +14,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from headrace.engine.contract import Ack, Appended, Cleanup, Engine, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, Cleanup, Engine, TopicConfig, Write, known, when_known
 from headrace.records import RecordBatch
 
 K = TypeVar("K", bound=tuple[object, ...])
@@ -72,28 +72,32 @@ class TableLog(Generic[K, V]):
         return Write(self.name, 0, self._batch(changes))
 
     def follow(self, staged: Staged, changes: Changes[K, V]) -> None:
-        """Show the changes once the append that carries them has resolved."""
+        """Show the changes once the append that carries them is known to be in the log."""
         self._pending.add(staged)
 
         def landed(done: Staged) -> None:
-            self._pending.discard(done)
+            self._pending.discard(staged)
             if not done.cancelled() and done.exception() is None:
                 for key, value in changes:
                     self.show(key, value)
 
-        staged.add_done_callback(landed)
+        when_known(staged, landed)
 
     async def put(self, changes: Sequence[tuple[K, V | None]]) -> None:
         """Append the changes. They are durable and shown when it returns."""
         if changes:
-            staged = self._engine.append([self.write(changes)])
-            self.follow(staged, changes)
-            await asyncio.shield(staged)
+            await asyncio.shield(self.change(changes))
+
+    def change(self, changes: Sequence[tuple[K, V | None]]) -> Staged:
+        """Append the changes, at least one. They are durable and shown when the future resolves."""
+        staged = self._engine.append([self.write(changes)])
+        self.follow(staged, changes)
+        return staged
 
     async def settled(self) -> None:
         """Wait until every change staged before this call has been shown or has failed."""
         if self._pending:
-            await asyncio.wait(list(self._pending))
+            await asyncio.wait([known(staged) for staged in self._pending])
 
     def _batch(self, changes: Changes[K, V]) -> RecordBatch:
         keys: list[bytes | None] = []

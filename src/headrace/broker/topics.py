@@ -147,6 +147,13 @@ class Topics:
             self._unpurged.add(name)
             await self._purge(name)
 
+    async def purge(self, name: str) -> None:
+        """Remove all data under the name of a topic that was deleted elsewhere."""
+        async with self._locked(name):
+            if name not in self._engine.topics():
+                self._unpurged.add(name)
+                await self._purge(name)
+
     async def _purge(self, name: str) -> None:
         await self._gone(name)
         self._unpurged.discard(name)

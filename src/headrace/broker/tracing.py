@@ -14,7 +14,7 @@ from headrace.engine.contract import Batch
 from headrace.records import AnyBatch, Headers
 
 TRACEPARENT: Final = "traceparent"
-_RECORDS_READ_MAX: Final = 16
+RECORDS_READ_MAX: Final = 16
 """Records of a delivery whose headers are read."""
 
 
@@ -38,7 +38,7 @@ def traceparent(headers: Headers) -> str | None:
 
 def headers_of(batches: Iterable[Batch]) -> list[Headers]:
     """Return the headers of the first records that have any."""
-    return list(islice((pairs for batch in batches for pairs in batch.headers() or () if pairs), _RECORDS_READ_MAX))
+    return list(islice((pairs for batch in batches for pairs in batch.headers() or () if pairs), RECORDS_READ_MAX))
 
 
 def first_headers(batch: AnyBatch) -> Headers:

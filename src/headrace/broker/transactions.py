@@ -13,14 +13,14 @@ from functools import partial
 from typing import Final, Protocol
 
 from headrace.broker.authorizer import Principal
-from headrace.broker.groups.offsets import Commits, Groups
+from headrace.broker.groups.offsets import Groups
 from headrace.broker.publishing.publish import Placing, Published, Publisher
 from headrace.broker.settings import Clock, Later, Timer
 from headrace.broker.tables import Staged
 from headrace.broker.topics import check_name
 from headrace.engine.catalog import check_batch, headers_bytes
-from headrace.engine.contract import Appended, Write
-from headrace.errors import BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, Unavailable
+from headrace.engine.contract import Appended, Commits, Write, when_known
+from headrace.errors import BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, OutcomeUnknown, Unavailable
 from headrace.limits import TRANSACTION_BYTES_MAX
 from headrace.records import AnyBatch, ColumnBatch
 
@@ -126,12 +126,21 @@ class Transaction:
         placings, answer = self._placings, asyncio.get_running_loop().create_future()
         staged = self._transactions.append(placings, self._commits)
         self._state = _State.COMMITTING
+        self._transactions.committing(self)
         if staged is None:
             self._end(_State.COMMITTED)
             answer.set_result([])
         else:
-            staged.add_done_callback(partial(self._landed, placings, answer, self._transactions.publisher.meters.ticks()))
+            staged.add_done_callback(partial(self._answer_unknown, answer))
+            when_known(staged, partial(self._landed, placings, answer, self._transactions.publisher.meters.ticks()))
         return answer
+
+    def _answer_unknown(self, answer: asyncio.Future[list[Published]], staged: Staged) -> None:
+        """Tell the caller that the outcome is unknown. The transaction counts as committing until it is known: a second commit could
+        write everything twice."""
+        error = staged.exception()
+        if isinstance(error, OutcomeUnknown) and error.outcome is not None and not answer.done():
+            answer.set_exception(error)
 
     def _landed(self, placings: Sequence[Placing], answer: asyncio.Future[list[Published]], began: float, staged: Staged) -> None:
         error = staged.exception()
@@ -142,7 +151,7 @@ class Transaction:
                 meters.meter(placing.topic, self._who.protocol).published(placing.topic, placing.writes, meters.ticks() - began)
         else:
             # A caller that was cancelled does not commit again.
-            is_open = isinstance(error, BrokerError) and error.retriable and not answer.done()
+            is_open = isinstance(error, BrokerError) and error.retriable and not isinstance(error, OutcomeUnknown) and not answer.done()
             self._end(_State.OPEN if is_open else _State.ABORTED)
         if answer.done():
             return
@@ -166,7 +175,9 @@ class Transaction:
         if state is _State.OPEN and self._is_overdue:
             state = _State.TIMED_OUT
         self._state = state
-        if state is not _State.OPEN:
+        if state is _State.OPEN:
+            self._transactions.reopened(self)
+        else:
             self._placings, self._commits = [], []
             self._transactions.ended(self)
 
@@ -240,6 +251,13 @@ class Transactions:
         if commits:
             self.groups.follow(staged, commits)
         return staged
+
+    def committing(self, transaction: Transaction) -> None:
+        """Do not count it as open: a caller that waits for the commit bounds the number of these."""
+        self._open.discard(transaction)
+
+    def reopened(self, transaction: Transaction) -> None:
+        self._open.add(transaction)
 
     def ended(self, transaction: Transaction) -> None:
         if transaction.timer is not None:

@@ -103,7 +103,7 @@ def delete_rule(
 @click.argument("resource", type=RESOURCE)
 @admin_options
 def check(name: str, action: str, resource: dict[str, str], admin: Admin) -> int:
-    """Check whether USER may do ACTION on RESOURCE. Exits with 0 if allowed, 4 if not."""
+    """Check whether USER may do ACTION on RESOURCE, and why. Exits with 0 if allowed, 4 if not."""
     if resource["match"] == "prefix":
         raise click.UsageError("check requires one resource, not a prefix")
 
@@ -111,8 +111,8 @@ def check(name: str, action: str, resource: dict[str, str], admin: Admin) -> int
         reply = await client.manage("rule.check", user=name, action=action, kind=resource["kind"], name=resource["name"])
         allowed = bool(reply["allowed"])
         admin.show(
-            [{"user": name, "action": action, "resource": shown(resource), "allowed": allowed}],
-            columns=("user", "action", "resource", "allowed"),
+            [{"user": name, "action": action, "resource": shown(resource), "allowed": allowed, "why": reply.get("why", "")}],
+            columns=("user", "action", "resource", "allowed", "why"),
         )
         return 0 if allowed else NOT_ALLOWED
 

@@ -26,8 +26,10 @@ def context() -> None:
 
 @context.command("add")
 @click.argument("name")
-@click.option("--server", metavar="HOST:PORT|URL", required=True, help="Address of the broker.")
-@click.option("--flight", metavar="HOST:PORT", default="", help="Address of its Flight endpoint, for sql and pipelines.")
+@click.option("--server", metavar="HOST:PORT|URL", required=True, help="Address of the broker, several separated by commas.")
+@click.option(
+    "--flight", metavar="HOST:PORT", default="", help="Address of its Flight endpoint, for sql and pipelines; several separated by commas."
+)
 @click.option("--user", metavar="NAME", default="", help="User to log in as.")
 @click.option(
     "--password-file", metavar="PATH", help="File with the password of --user, which is copied; - is standard input. Default: prompt."

@@ -22,19 +22,35 @@ from headrace.extras import needs
 @click.option(
     "--listen-flight", metavar="HOST:PORT", default="127.0.0.1:8815", show_default=True, help="As `headrace serve --listen-flight`."
 )
-@needs("headrace demo", "pyspark", "pyarrow", "pandas", "deltalake", "aioquic")
+@click.option("--listen-console", metavar="HOST:PORT", default="127.0.0.1:9645", show_default=True, help="As `headrace console --listen`.")
+@click.option(
+    "--engine",
+    type=click.Choice(["embedded", "kafka"]),
+    default="embedded",
+    show_default=True,
+    help="Where the log is. kafka: on a Kafka node that is downloaded once, started for the demo, and deleted at the end.",
+)
+@needs("headrace demo", "pyspark", "pyarrow", "pandas", "deltalake", "aioquic", "starlette", "uvicorn", "jinja2")
 def demo(
-    pipeline: Path, data: Path, duration: float | None, rate: float, listen: tuple[str, ...], listen_quic: str, listen_flight: str
+    pipeline: Path,
+    data: Path,
+    duration: float | None,
+    rate: float,
+    listen: tuple[str, ...],
+    listen_quic: str,
+    listen_flight: str,
+    listen_console: str,
+    engine: str,
 ) -> int:
     """Run broker, pipeline and sample traffic together.
 
-    Starts a broker with all protocols and a pipeline on Spark, and publishes orders through every protocol, some of them malformed.
-    PIPELINE is the file of the pipeline that counts them: examples/orders/pipeline.toml. At the end, the demo compares the published
-    orders with the totals of the pipeline. Exits with 0 if they match, 1 otherwise.
+    Starts a broker with all protocols, the web console and a pipeline on Spark, and publishes orders through every protocol, some of
+    them malformed. PIPELINE is the file of the pipeline that counts them: examples/orders/pipeline.toml. At the end, the demo compares
+    the published orders with the totals of the pipeline. Exits with 0 if they match, 1 otherwise.
     """
     from rich.console import Console
 
     from headrace.demo.demo import DemoOptions, run_demo
 
-    options = DemoOptions(pipeline, data, duration, rate, listen, listen_quic, listen_flight)
+    options = DemoOptions(pipeline, data, duration, rate, listen, listen_quic, listen_flight, listen_console, is_on_kafka=engine == "kafka")
     return 0 if run_demo(options, Console()) else 1

@@ -18,7 +18,7 @@ _PAGE: Final = 500
 
 @click.group()
 def dlq() -> None:
-    """Manage dead letters: list, fetch, replay, purge."""
+    """Manage dead letters: list, fetch, replay, discard, purge."""
 
 
 @dlq.command("list")
@@ -75,6 +75,24 @@ def replay(topic: str, ids: Sequence[str], everything: bool, yes: bool, admin: A
             placements = await client.call("dlq.replay", topic=topic, ids=wanted[start : start + _PAGE])
             rows += [{"id": id, "topic": topic, "partition": place[0], "offset": place[1]} for id, place in placements.items()]
         return admin.show(rows, columns=("id", "topic", "partition", "offset"))
+
+    return admin.run(work)
+
+
+@dlq.command("discard")
+@click.argument("topic")
+@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@yes_option
+@admin_options
+def discard(topic: str, ids: Sequence[str], yes: bool, admin: Admin) -> int:
+    """Mark dead letters as done without publishing them. They stay in the topic of dead letters until its retention removes them."""
+    confirm(f"Discard {len(ids)} dead letters of {topic}?", yes)
+
+    async def work(client: FlyMqClient) -> int:
+        for start in range(0, len(ids), _PAGE):
+            await client.call("dlq.discard", topic=topic, ids=list(ids[start : start + _PAGE]))
+        admin.message(f"{topic}: {len(ids)} discarded")
+        return 0
 
     return admin.run(work)
 

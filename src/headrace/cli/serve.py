@@ -39,6 +39,7 @@ def _assignments(context: click.Context, parameter: click.Parameter, pairs: tupl
 
 @click.command()
 @click.option("--data", metavar="DIR", help="Data directory (storage.path); created if absent.")
+@click.option("--engine", metavar="NAME", help="Where the log is (storage.engine): embedded or kafka (see kafka.bootstrap).")
 @click.option(
     "--config",
     "file",
@@ -92,6 +93,7 @@ def _assignments(context: click.Context, parameter: click.Parameter, pairs: tupl
 @click.option("--insecure", is_flag=True, help="Allow addresses beyond loopback without TLS or without authentication.")
 def serve(
     data: str | None,
+    engine: str | None,
     file: Path | None,
     listen: tuple[str, ...],
     listen_quic: tuple[str, ...],
@@ -116,6 +118,8 @@ def serve(
     flags: dict[str, tuple[str, object]] = {explain(key).name: (f"--set {key}", value) for key, value in chosen.items()}
     if data is not None:
         flags["storage.path"] = ("--data", data)
+    if engine is not None:
+        flags["storage.engine"] = ("--engine", engine)
     if listen:
         flags["listen.tcp"] = ("--listen", list(listen))
     if listen_quic:

@@ -9,7 +9,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -24,7 +24,8 @@ from headrace.clients.messages import ConnectionState
 from headrace.errors import ConfigError
 
 DEFAULT_PROTOCOL: Final = "flymq"
-_HOST_AND_PORT: Final = re.compile(r"(?:\[[^\]]+\]|[^:\s/\[\]]+):\d{1,5}")
+_HOST_AND_PORT: Final = r"(?:\[[^\]]+\]|[^:\s/\[\],]+):\d{1,5}"
+_HOSTS_AND_PORTS: Final = re.compile(rf"{_HOST_AND_PORT}(?:,{_HOST_AND_PORT})*")
 _SAME_REASON_SECONDS: Final = 60.0
 """A connection that is lost again for the same reason is reported after this time only."""
 _SECRET_BYTES_MAX: Final = 65_537
@@ -108,7 +109,7 @@ def _with_options(command: _Command, *, fixed: str | None) -> _Command:
         metavar="HOST:PORT|URL",
         envvar="HEADRACE_SERVER",
         show_envvar=True,
-        help="Address of the broker; default: the current context, or 127.0.0.1 and the protocol's port.",
+        help="Address of the broker, several separated by commas; default: the current context, or 127.0.0.1 and the protocol's port.",
     )
     @context_option
     @click.option(
@@ -196,7 +197,7 @@ def _credentials(
 def address_of(server: str | None, protocol: str | None, tls: bool) -> Address:
     """Return the address of the broker. Raises `click.BadParameter`."""
     text = (server or "").strip()
-    if not text or _HOST_AND_PORT.fullmatch(text):
+    if not text or _HOSTS_AND_PORTS.fullmatch(text):
         scheme = protocol or DEFAULT_PROTOCOL
         text = f"{scheme}{'+tls' if tls else ''}://{text or '127.0.0.1'}"
     elif "://" not in text:
@@ -207,7 +208,7 @@ def address_of(server: str | None, protocol: str | None, tls: bool) -> Address:
         raise click.BadParameter(str(failure), param_hint="--server") from None
     if protocol not in (None, address.scheme):
         raise click.BadParameter(f"{protocol} contradicts the protocol {address.scheme} of {address}", param_hint="--protocol")
-    return Address(address.scheme, address.host, address.port, tls or address.tls)
+    return replace(address, tls=tls or address.tls)
 
 
 def _is_inherited(option: str) -> bool:

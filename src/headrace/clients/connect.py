@@ -1,4 +1,4 @@
-"""Connect to the broker at a URL: `flymq://host:port`, or `flymq+tls://host:port`.
+"""Connect to the broker at a URL: `flymq://host:port`, `flymq+tls://host:port`, or `flymq://a:1,b:2` for several addresses.
 
     async with headrace.connect("flymq://127.0.0.1") as client:
         await client.publish("demo", b"hello")
@@ -56,17 +56,27 @@ _TLS: Final = "+tls"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Address:
-    """Parsed URL of a broker."""
+    """Parsed URL of a broker, or of several that serve the same log."""
 
     scheme: str
     host: str
     port: int
     tls: bool = False
+    others: tuple[tuple[str, int], ...] = ()
+    """Further hosts and ports, which the client tries in this order if the first is away."""
 
     @classmethod
     def parse(cls, url: str) -> Address:
         """Parse a URL. Raises `InvalidUrl`, whose text never repeats a password."""
         check_text("url", url)
+        if "@" in url:
+            raise InvalidUrl("a URL must not contain a secret: it shows in logs and process lists; give user, password or api_key instead")
+        scheme, separator, places = url.partition("://")
+        first, *rest = (cls._parse_one(f"{scheme}{separator}{place}", url) for place in places.split(","))
+        return dataclasses.replace(first, others=tuple((each.host, each.port) for each in rest))
+
+    @classmethod
+    def _parse_one(cls, url: str, whole: str) -> Address:
         try:
             parts = urlsplit(url)
             port = parts.port
@@ -77,15 +87,19 @@ class Address:
             raise InvalidUrl(
                 f"a URL must start with one of {', '.join(f'{known}://' for known in SCHEMES)}, or with +tls as in figg+tls://"
             )
-        if "@" in parts.netloc:
-            raise InvalidUrl("a URL must not contain a secret: it shows in logs and process lists; give user, password or api_key instead")
         if not parts.hostname or port == 0 or parts.path.strip("/") or parts.query or parts.fragment:
-            raise InvalidUrl(f"{url!r} is not {parts.scheme}://HOST:PORT")
+            raise InvalidUrl(f"{whole!r} is not {parts.scheme}://HOST:PORT")
         return cls(name, parts.hostname, port or SCHEMES[name].port, tls)
 
     def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}{_TLS if self.tls else ''}://{host}:{self.port}"
+        places = ",".join(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in ((self.host, self.port), *self.others))
+        return f"{self.scheme}{_TLS if self.tls else ''}://{places}"
+
+    def each_first(self) -> list[Address]:
+        """Return this address with each host first in turn."""
+        places = ((self.host, self.port), *self.others)
+        turns = (places[index:] + places[:index] for index in range(len(places)))
+        return [Address(self.scheme, *first, self.tls, tuple(others)) for first, *others in turns]
 
 
 class Connecting:
@@ -107,26 +121,41 @@ class Connecting:
         await self._client.__aexit__(kind, failure, trace)
 
     async def _connect(self) -> Client:
+        """Connect to the first address that serves the protocol."""
+        failures: list[ConnectFailed] = []
+        for address in self._address.each_first():
+            try:
+                return await self._connect_to(address)
+            except LoginRefused:
+                raise
+            except ConnectFailed as failure:
+                failures.append(failure)
+        first, *rest = failures
+        if not rest:
+            raise first
+        reasons = [first.reason, *(f"{failure.host}:{failure.port}: {failure.reason}" for failure in rest)]
+        raise ConnectFailed(host=first.host, port=first.port, reason="; ".join(reasons), was_accepted=any(f.was_accepted for f in failures))
+
+    async def _connect_to(self, address: Address) -> Client:
         """Connect and wait for a reply: a server of another protocol, or one that requires a certificate, hangs up instead."""
         first_reply = _FirstReply(self._options.on_state)
-        address = self._address
         kind = _load(address.scheme, SCHEMES[address.scheme].client)
+        options = dataclasses.replace(self._options, on_state=first_reply.on_state)
         try:
-            client = await kind.connect(address.host, address.port, dataclasses.replace(self._options, on_state=first_reply.on_state))
+            client = await kind.connect(address.host, address.port, options, address.others)
         except LoginRefused:
             raise
         except ConnectFailed as failure:
             if not failure.was_accepted:
                 raise
-            raise await self._explained(failure.reason) from failure
+            raise await self._explained(address, failure.reason) from failure
         reason = await first_reply.wait(client, self._options.connect_seconds)
         if reason is not None:
-            raise await self._explained(reason)
+            raise await self._explained(address, reason)
         return cast(Client, client)
 
-    async def _explained(self, reason: str) -> ConnectFailed:
+    async def _explained(self, address: Address, reason: str) -> ConnectFailed:
         """Return the error for a server that accepts connections and does not serve the protocol, with the likely reason."""
-        address = self._address
         if reason == CERTIFICATE_REQUIRED:
             return ConnectFailed(host=address.host, port=address.port, reason=reason, was_accepted=True)
         if address.scheme == "fujin":
@@ -207,6 +236,8 @@ def connect(
 ) -> Connecting:
     """Connect with the protocol of the URL. Raises `InvalidUrl`, `InvalidArgument`; awaiting raises `ConnectFailed`, `NotSupported`.
 
+    A URL may have several addresses of brokers that serve the same log, as `flymq://a:9092,b:9092`: the client uses the first that serves
+    it, and moves on to the next when it loses one.
     `user` and `password`, or `api_key`: login, if the protocol has one. `tls`: encrypt, as with `+tls` in the URL. `connect_seconds` and
     `publish_seconds`: deadlines. `refused_connections_max`: connections in a row that the server may end without serving a request.
     `options` are those of the protocol, such as `FlyMqOptions`. The other arguments take precedence.

@@ -8,6 +8,8 @@ A client reconnects indefinitely while the server cannot be reached. The delays 
 lasts. A server that ends one connection after the other while requests wait refuses them without being able to say so: Figg has no error
 frame, and a port may belong to another protocol. After `refused_connections_max` such connections the client gives up.
 
+With several addresses every lost or failed connection moves on to the next one. The delay grows after each round over all of them.
+
 The client of each protocol sends outstanding requests again in `_open`.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast
 
@@ -42,6 +44,8 @@ class ReconnectingClient(Publisher, ABC, Generic[_Options]):
 
     def __init__(self, host: str, port: int, options: _Options, window: Window[Any]) -> None:
         self._host, self._port, self._options, self._window = host, port, options, window
+        self._others: tuple[tuple[str, int], ...] = ()
+        """Further addresses, in the order in which they are tried next."""
         self._publish_seconds = options.publish_seconds
         self._loop = asyncio.get_running_loop()
         self._on_state = options.on_state
@@ -58,13 +62,23 @@ class ReconnectingClient(Publisher, ABC, Generic[_Options]):
         """Whether records were left at that moment."""
 
     @classmethod
-    async def connect(cls, host: str = "127.0.0.1", port: int | None = None, options: _Options | None = None) -> Self:
-        """Connect. Raises `ConnectFailed` if the first connection fails, and `NotSupported` for a login that the protocol lacks."""
+    async def connect(
+        cls,
+        host: str = "127.0.0.1",
+        port: int | None = None,
+        options: _Options | None = None,
+        others: Sequence[tuple[str, int]] = (),
+    ) -> Self:
+        """Connect to `host`; `others` are addresses for later connections.
+
+        Raises `ConnectFailed` if the first connection fails, and `NotSupported` for a login that the protocol lacks.
+        """
         check_text("host", host)
         check_count("port", port)
         chosen = cast(_Options, cls.default_options) if options is None else options
         check_login(cls, chosen)
         client = cls(host, cls.default_port if port is None else port, chosen)  # type: ignore[call-arg]  # a subclass makes its own window
+        client._others = tuple(others)
         await client._open()
         return client
 
@@ -118,6 +132,7 @@ class ReconnectingClient(Publisher, ABC, Generic[_Options]):
         self._on_state(ConnectionState.DISCONNECTED, reason)
         if is_waiting and self._count_refused(reason):
             return
+        self._move_on()
         if not self._is_closed and (self._reconnecting is None or self._reconnecting.done()):
             self._reconnecting = self._loop.create_task(self._reconnect())
 
@@ -125,18 +140,27 @@ class ReconnectingClient(Publisher, ABC, Generic[_Options]):
         """Reconnect with backoff. Only progress resets the delay, so a server that hangs up on every resend is not overloaded."""
         while not self.is_connected and not self._is_closed:
             failures, self._failures = self._failures, self._failures + 1
-            await asyncio.sleep(self._options.backoff(failures))
+            await asyncio.sleep(self._options.backoff(failures // (1 + len(self._others))))
             try:
                 await self._open()
             except ConnectFailed as failure:
                 is_refused = failure.was_accepted and (self._is_waiting or failure.kind == "not_authorized")
                 if is_refused and self._count_refused(failure.reason):
                     return
+                self._move_on()
+
+    def _move_on(self) -> None:
+        """Make the next connection go to the next address."""
+        if self._others:
+            current = (self._host, self._port)
+            (self._host, self._port), *rest = self._others
+            self._others = (*rest, current)
 
     def _count_refused(self, reason: str) -> bool:
         """Count a connection that the server ended while a request waited. Returns whether the client gives up."""
         self._refused_connections += 1
-        if self._is_closed or not 0 < self._options.refused_connections_max <= self._refused_connections:
+        count_max = self._options.refused_connections_max * (1 + len(self._others))
+        if self._is_closed or not 0 < count_max <= self._refused_connections:
             return self._is_closed
         self._failure = RefusedRepeatedly(host=self._host, port=self._port, count=self._refused_connections, reason=reason)
         self._has_lost_records = any(self._end(str(self._failure)))

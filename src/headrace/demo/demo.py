@@ -1,7 +1,7 @@
 """The demo from start to verification.
 
-broker ─► topics ─► pipeline on Spark ─┐
-            └► orders through five protocols ─► (until the duration ends, or Ctrl-C) ─► the pipeline catches up ─► verification
+broker ─► console ─► topics ─► pipeline on Spark ─┐
+                       └► orders through five protocols ─► (until the duration ends, or Ctrl-C) ─► the pipeline catches up ─► verification
 
 Verification: every published order is in the log once, and the totals of the pipeline match the orders.
 
@@ -19,10 +19,11 @@ import secrets
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from headrace.demo.screen import DemoState, Screen
 from headrace.demo.traffic import ProtocolTraffic, Traffic, publish
 from headrace.errors import HeadraceError, UnknownTopic
 from headrace.flight.client import FlightClient, Servers
+from headrace.kafka_server import Cluster, JarsUnavailable, KafkaFailed
 from headrace.programs import last_line, started, stop
 
 
@@ -65,12 +67,14 @@ def verify(flight_client: FlightClient, sent: Iterable[bytes], table: Path) -> l
     kept = Counter(value for value in values_of(flight_client, TOPIC) if value is not None)
     expected = Sums()
     expected.add(kept.elements())
-    return [_sent_once(Counter(sent), kept), *_totals(flight_client, expected, table), _dead_letters(flight_client, expected)]
+    dead = frozenset(value for value in values_of(flight_client, DEAD_LETTER_TOPIC) if value is not None)
+    return [_sent_once(Counter(sent), kept, dead), *_totals(flight_client, expected, table), _dead_letters(flight_client, expected)]
 
 
-def _sent_once(sent: Counter[bytes], kept: Counter[bytes]) -> Check:
+def _sent_once(sent: Counter[bytes], kept: Counter[bytes], dead: frozenset[bytes]) -> Check:
+    """`dead` are dead letters: one that a user replays meanwhile is in the log again."""
     lost = sum((sent - kept).values())
-    doubled = sum(kept[value] - count for value, count in sent.items() if kept[value] > count)
+    doubled = sum(kept[value] - count for value, count in sent.items() if kept[value] > count and value not in dead)
     return Check(
         "every acknowledged order is in the log exactly once",
         not lost and not doubled,
@@ -126,17 +130,41 @@ class DemoOptions:
     listen: tuple[str, ...] = ()
     quic: str = "127.0.0.1:4848"
     flight: str = "127.0.0.1:8815"
+    console: str = "127.0.0.1:9645"
     serve_arguments: tuple[str, ...] = ()
+    is_on_kafka: bool = False
+    """Whether the log is in a Kafka node that is started for the demo."""
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:
     """Run the demo and return whether all checks hold. Raises `DemoFailed`."""
+    return _run_on_kafka(options, console) if options.is_on_kafka else _run(options, console)
+
+
+def _run_on_kafka(options: DemoOptions, console: Console) -> bool:
+    """Run the demo on a Kafka node. All files are deleted at the end: the next execution has another Kafka, to which no progress fits."""
+    options.data.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=options.data, prefix="on-kafka-") as folder:
+        console.print("starting Kafka; the first time it is downloaded", highlight=False)
+        try:
+            with Cluster(Path(folder)) as cluster:
+                engine = ("--engine", "kafka", "--set", f"kafka.bootstrap={cluster.bootstrap}")
+                return _run(replace(options, data=Path(folder) / "demo", serve_arguments=(*options.serve_arguments, *engine)), console)
+        except (JarsUnavailable, KafkaFailed) as failure:
+            raise DemoFailed(str(failure)) from failure
+
+
+def _run(options: DemoOptions, console: Console) -> bool:
     work = options.data
     work.mkdir(parents=True, exist_ok=True)
     key = secrets.token_urlsafe()
     broker = _start_broker(options, work, key)
+    web_console: Program | None = None
     try:
         protocols = broker.wait_for_file(work / "ready.json")["protocols"]
+        web_console = _start_console(options, work, protocols["tcp"][0])
+        url = web_console.wait_for_file(work / "console.json")["url"]
+        console.print(f"console: {url}", style="bold", highlight=False, soft_wrap=True)
         console.print(_banner(broker), highlight=False, soft_wrap=True)
         with FlightClient(Servers.parse(protocols["flight"][0])) as flight_client:
             _make_topics(flight_client)
@@ -145,14 +173,19 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
                 addresses = _addresses(protocols)
                 traffic = Traffic({name: ProtocolTraffic(url) for name, url in addresses.items()})
                 state = DemoState(traffic, hints=_hints(options, protocols))
-                demo = _Demo(options, state, flight_client, (broker, pipeline))
+                demo = _Demo(options, state, flight_client, (broker, pipeline, web_console))
                 with Screen(console, state) as screen:
                     asyncio.run(demo.send(addresses, key, screen.show))
                     demo.catch_up(screen.show)
             finally:
                 pipeline.stop()
-            return _conclude(console, flight_client, traffic, work / "orders_by_minute")
+            holds = _conclude(console, flight_client, traffic, work / "orders_by_minute")
+            if not options.is_on_kafka:
+                console.print(f"the data is in {work}; the next execution continues with it", highlight=False, soft_wrap=True)
+            return holds
     finally:
+        if web_console is not None:
+            web_console.stop()
         broker.stop()
 
 
@@ -225,6 +258,13 @@ def _start_broker(options: DemoOptions, work: Path, key: str) -> Program:
     return Program("the broker", arguments, work / "broker.log", {"HEADRACE__BLIPMQ__KEYS": f"env:{_KEY_VARIABLE}", _KEY_VARIABLE: key})
 
 
+def _start_console(options: DemoOptions, work: Path, address: str) -> Program:
+    ready = work / "console.json"
+    ready.unlink(missing_ok=True)
+    arguments = ["console", "--listen", options.console, "--server", f"flymq://{address}", "--ready-file", str(ready)]
+    return Program("the console", arguments, work / "console.log")
+
+
 def _start_pipeline(options: DemoOptions, work: Path, flight_client: str) -> Program:
     """Run a copy of the pipeline in the data directory, since its output is stored beside its file."""
     file = work / options.pipeline.name
@@ -274,7 +314,6 @@ def _conclude(console: Console, flight_client: FlightClient, traffic: Traffic, t
     console.print("verification:", highlight=False)
     for check in checks:
         console.print(f"  {'yes' if check.holds else 'NO '}  {check.claim}: {check.numbers}", highlight=False, soft_wrap=True)
-    console.print(f"the data is in {table.parent}; the next execution continues with it", highlight=False, soft_wrap=True)
     return all(check.holds for check in checks)
 
 

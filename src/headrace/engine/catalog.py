@@ -39,6 +39,8 @@ def check_batch(batch: AnyBatch) -> int:
     if count == 0:
         raise InvalidRequest("empty batch: expected at least one record")
     if batch.keys is None and batch.headers is None and batch.timestamps is None and batch.expiries is None:
+        if count == 1 and (value := batch.values[0]) is not None and len(value) <= VALUE_BYTES_MAX:
+            return len(value)
         return _check_sizes(batch.values, VALUE_BYTES_MAX)
     for column in (batch.keys, batch.headers, batch.timestamps, batch.expiries):
         if column is not None and len(column) != count:

@@ -1,8 +1,12 @@
-"""Engine contract: the interface of a partitioned log in thirteen methods.
+"""Engine contract: the interface of a partitioned log in fourteen methods.
 
-The broker uses this interface and no module below it. One behaviour suite (`tests/engine/`) runs over every engine.
+The broker uses this interface and no module below it. One behaviour suite (`tests/engine/`) runs over every engine. What not every engine
+can promise is a field of `Capabilities`.
 
-All methods are called on the event loop. `append` is the only way to write, and it is atomic: the writes of one call become visible
+`topics`, `bounds` and `size_bytes` are snapshots: others may change a remote log at any time. A snapshot never goes back, and it is never
+behind an append of this engine that has resolved.
+
+All methods are called on the event loop. `append` is atomic: the writes of one call become visible
 together or not at all, on any number of partitions. Idempotent producers, transactions and committed offsets use it, because their tables
 are topics too.
 """
@@ -13,26 +17,38 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol
+from typing import Protocol, TypeAlias, TypeVar
 
-from headrace.records import Ack, AnyBatch, Appended, Batch, Bounds
+from headrace.errors import OutcomeUnknown
+from headrace.records import Ack, AnyBatch, Appended, AppendedEach, Batch, Bounds, RecordBatch
 from headrace.storage.health import Health, HealthReport, HealthState, Problem
 
 __all__ = [
     "Ack",
     "Appended",
+    "AppendedEach",
     "Batch",
     "Bounds",
+    "Capabilities",
     "Cleanup",
+    "Commits",
     "Engine",
     "Health",
     "HealthReport",
     "HealthState",
+    "OffsetKey",
+    "OffsetStore",
+    "OffsetsWrite",
+    "Placement",
     "Problem",
     "Topic",
     "TopicConfig",
     "Write",
+    "known",
+    "when_known",
 ]
+
+T = TypeVar("T")
 
 
 class Cleanup(StrEnum):
@@ -90,17 +106,93 @@ class Write:
         return 0 if callable(self.batch) else len(self.batch)
 
 
+class Placement(StrEnum):
+    """Hash that maps a key to a partition. All writers of a log must agree on it."""
+
+    FNV1A = "fnv1a"
+    MURMUR2 = "murmur2"
+    """As Kafka's Java clients do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Promises that not every engine can make. Code that needs one asks for it."""
+
+    dense_offsets: bool = True
+    """Each append gets the offsets after those of the append before. Otherwise offsets rise, with gaps."""
+    forced_compaction: bool = True
+    """`maintain` applies retention and compaction before it returns. Otherwise the log does so at a time of its own."""
+    sync_per_append: bool = True
+    """`Ack.DURABLE` waits for a sync of the disk. Otherwise it waits for replicas."""
+    cheap_atomic_append: bool = True
+    """An append to several partitions costs about as much as one to a single partition."""
+    keeps_batches: bool = True
+    """A column batch is read back as one batch. Otherwise batches are joined and divided as the log likes."""
+    any_topic_name: bool = True
+    """Every name that the broker accepts is possible. Otherwise `create_topic` raises `InvalidTopicName` for some."""
+    reads_in_memory: bool = True
+    """`read_now` finds recent records. Otherwise it always returns None."""
+    placement: Placement = Placement.FNV1A
+
+
+OffsetKey: TypeAlias = tuple[str, str, int]
+"""Group, topic, partition."""
+Commits: TypeAlias = list[tuple[OffsetKey, tuple[int, int] | None]]
+"""Committed offsets, each with the Unix ms of the commit; None deletes."""
+
+
+class OffsetsWrite(Write):
+    """Committed offsets as part of an append to an engine that keeps them itself. It must be the last write."""
+
+    __slots__ = ("commits",)
+
+    def __init__(self, commits: Commits) -> None:
+        super().__init__("", 0, RecordBatch([]))
+        self.commits = commits
+
+
+class OffsetStore(Protocol):
+    """Committed offsets of groups that the log keeps itself, where other clients of the log see them."""
+
+    changed: Callable[[Commits], None]
+    """Called on the loop with offsets that other clients have committed or deleted. The broker sets it."""
+
+    async def load(self) -> Commits:
+        """Return all committed offsets."""
+
+    def write(self, commits: Commits) -> OffsetsWrite:
+        """Return the commits as the last write of an append."""
+
+
 class Engine(Protocol):
     """Partitioned log, and the health of its background work."""
 
     health: Health
     """Outcomes of background threads and tasks, including those of the broker."""
 
+    topic_changed: Callable[[str], None]
+    """Called on the loop with the name of a topic that was created, altered or deleted by others. The broker sets it."""
+
+    lost: Callable[[], None]
+    """Called on the loop when another process has become the owner of the tables. The log refuses further writes to them. The server
+    sets it."""
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def offset_store(self) -> OffsetStore | None:
+        """Where the log keeps the committed offsets of groups; None: the broker keeps them in a table."""
+
+    @property
+    def epoch(self) -> int:
+        """Number of this ownership of the tables. It rises with each owner of a shared log; 0 if no other process can open the log."""
+
     async def open(self) -> None:
-        """Recover and start. Raises `StorageFailed`, `CorruptData` or `DirectoryLocked`."""
+        """Recover and start. Raises `StorageFailed`, `CorruptData`, `DirectoryLocked` or `Unavailable`."""
 
     async def close(self) -> None:
-        """Flush, take a checkpoint and stop. Idempotent."""
+        """Finish what was staged and stop. Idempotent."""
 
     async def create_topic(self, name: str, partitions: int, config: TopicConfig, *, internal: bool = False) -> Topic:
         """Create a topic. Durable when it returns. Raises `TopicExists`, `LimitExceeded`."""
@@ -121,17 +213,30 @@ class Engine(Protocol):
         and need no order relative to others.
 
         Raises at once: `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `LimitExceeded`.
-        Through the future: `DiskFull` and `Unavailable` (retriable, nothing was written), `StorageFailed` (the outcome is unknown: the
-        records may be present when the log is opened again).
+        Through the future: `DiskFull` and `Unavailable` (retriable, nothing was written), `StorageFailed` (the log accepts no writes until
+        it is opened again, and the records may be present then), `OutcomeUnknown` (the log has not answered in time; `when_known` waits
+        for its answer). A caller that keeps state about an append changes it when the outcome is known, not before.
+        """
+
+    def append_each(
+        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[AppendedEach]:
+        """Append independent records, each to its (topic, partition), in call order within a partition. A record that fails does not fail
+        the others. Resolves when the strongest `ack` of the topics holds for all.
+
+        Raises and fails as `append` does. An engine without a cheaper way uses `engine.each.append_by_partition`.
         """
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
-        """Read records from `offset` on, at least one if there is any below `end`. Stops before `end` only at a limit or damage, or when it
-        has `READ_BATCHES_MAX` batches or more.
+        """Read records from `offset` on, at least one if there is any below `end`. A read may return less than the limits allow; the
+        next one continues at the `next_offset` of the last batch.
 
         The first batch starts at `offset` or, after a gap from compaction or damage, at the next existing offset.
         At `end` the list is empty. Raises `OffsetOutOfRange` below `first` and above `end`.
         """
+
+    def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> Sequence[Batch] | None:
+        """Return what `read` would return, if there are records and they are in memory. Otherwise return None: `read` waits or raises."""
 
     def bounds(self, topic: str, partition: int) -> Bounds: ...
 
@@ -146,3 +251,35 @@ class Engine(Protocol):
 
     async def maintain(self) -> None:
         """Apply retention and compaction once."""
+
+
+def when_known(staged: asyncio.Future[T], then: Callable[[asyncio.Future[T]], object]) -> None:
+    """Call `then` with a future that has the outcome of an append, once it is known: `staged`, or what its `OutcomeUnknown` resolves to."""
+
+    def done(future: asyncio.Future[T]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, OutcomeUnknown) and error.outcome is not None:
+            error.outcome.add_done_callback(then)
+        else:
+            then(future)
+
+    staged.add_done_callback(done)
+
+
+def known(staged: asyncio.Future[T]) -> asyncio.Future[T]:
+    """Return a future that resolves as `staged` does, but not before the outcome is known. Cancelling it does not affect `staged`."""
+    answer: asyncio.Future[T] = staged.get_loop().create_future()
+    answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller may only wait for it
+
+    def resolve(future: asyncio.Future[T]) -> None:
+        if answer.done():
+            return
+        if future.cancelled():
+            answer.cancel()
+        elif (error := future.exception()) is not None:
+            answer.set_exception(error)
+        else:
+            answer.set_result(future.result())
+
+    when_known(staged, resolve)
+    return answer

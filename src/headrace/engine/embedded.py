@@ -26,7 +26,7 @@ from headrace.engine.catalog import (
     put_record,
     removed_record,
 )
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Health, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Capabilities, Health, Topic, TopicConfig, Write
 from headrace.errors import (
     BrokerError,
     CorruptData,
@@ -59,7 +59,6 @@ _BATCH_COST_BYTES: Final = 8 * 1024
 """Cost of a batch of any size in that sum."""
 _CATALOG_READ_BYTES: Final = 1024 * 1024
 _T = TypeVar("_T")
-_STRENGTH: Final = {Ack.NONE: 0, Ack.WRITTEN: 1, Ack.DURABLE: 2}
 
 
 def _checked(build: LateBatch) -> LateBatch:
@@ -73,8 +72,17 @@ def _checked(build: LateBatch) -> LateBatch:
     return built
 
 
+def _may_read_on_loop(log: Partition, offset: int, bytes_max: int) -> bool:
+    """Reading megabytes blocks the loop for milliseconds even from the page cache. Reading the tail in memory does not."""
+    return bytes_max <= _LOOP_READ_BYTES_MAX or offset >= log.segments_end()
+
+
 class EmbeddedEngine:
     """Implements `headrace.engine.contract.Engine` on disk."""
+
+    capabilities = Capabilities()
+    epoch = 0
+    offset_store = None
 
     def __init__(
         self, files: Files, options: StoreOptions | None = None, *, clock: Callable[[], int], maintain_interval_seconds: float = 30
@@ -85,6 +93,10 @@ class EmbeddedEngine:
         self._maintain_interval_seconds = maintain_interval_seconds
         self._catalog = Catalog()
         self._topics: dict[str, Topic] = {}
+        self._places: dict[tuple[str, int], tuple[int, Ack]] = {}
+        """Log and ack level by topic and partition. Cleared when a topic changes."""
+        self.lost: Callable[[], None] = lambda: None
+        self.topic_changed: Callable[[str], None] = lambda name: None  # one process owns the directory
         self._changing = asyncio.Lock()
         """Serializes the creation, change and deletion of topics."""
         self._watchers: dict[int, set[Callable[[], None]]] = {}
@@ -211,6 +223,7 @@ class EmbeddedEngine:
             entry = self._entry(name)
             await self._record(delete_records(entry))
             del self._topics[name], self._catalog.entries[name]
+            self._places.clear()
         for log in entry.logs:
             self._wake(log)
             self._watchers.pop(log, None)
@@ -256,6 +269,7 @@ class EmbeddedEngine:
     def _install(self, entry: Entry) -> Topic:
         self._catalog.entries[entry.topic.name] = entry
         self._topics[entry.topic.name] = entry.topic
+        self._places.clear()
         return entry.topic
 
     def _entry(self, name: str) -> Entry:
@@ -281,8 +295,16 @@ class EmbeddedEngine:
     def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
         appends: list[tuple[int, AnyBatch | LateBatch]] = []
         size_bytes, strongest, reserve = 0, Ack.NONE, True
+        entry: Entry | None = None
         for write in writes:
-            entry, batch = self._entry(write.topic), write.batch
+            batch = write.batch
+            if entry is None or entry.topic.name != write.topic:
+                entry = self._entry(write.topic)
+                topic_ack = entry.topic.config.ack
+                if topic_ack is Ack.DURABLE or strongest is Ack.NONE:
+                    strongest = topic_ack
+                # User records, and data that is not durable, must not use the space reserved for internal tables.
+                reserve = reserve and entry.topic.internal and topic_ack is Ack.DURABLE
             if not 0 <= write.partition < len(entry.logs):
                 raise UnknownPartition(write.topic, write.partition)
             if isinstance(batch, (RecordBatch, ColumnBatch)):
@@ -291,12 +313,33 @@ class EmbeddedEngine:
             else:
                 batch = _checked(batch)
             appends.append((entry.logs[write.partition], batch))
-            if strongest is not Ack.DURABLE:
-                strongest = max(strongest, entry.topic.config.ack, key=_STRENGTH.__getitem__)
-            # User records, and data that is not durable, must not use the space reserved for internal tables.
-            reserve = reserve and entry.topic.internal and entry.topic.config.ack is Ack.DURABLE
         future = self._future()
         self._stage(appends, strongest if ack is None else ack, future, size_bytes=size_bytes, reserve=reserve, urgent=urgent)
+        return future
+
+    def append_each(
+        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[AppendedEach]:
+        size_bytes, known = check_batch(RecordBatch(values, keys)), self._places
+        try:
+            logs, acks = zip(*map(known.__getitem__, places), strict=True)
+        except KeyError:
+            for place in set(places) - known.keys():
+                known[place] = (self._log(*place), self._entry(place[0]).topic.config.ack)
+            logs, acks = zip(*map(known.__getitem__, places), strict=True)
+        assert self._loop is not None
+        future: asyncio.Future[AppendedEach] = self._loop.create_future()
+
+        def done(result: AppendedEach | BrokerError) -> None:
+            if future.done():
+                return
+            if isinstance(result, BrokerError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        ack = next(level for level in (Ack.DURABLE, Ack.WRITTEN, Ack.NONE) if level in acks)
+        self.store.stage_each(logs, values, keys, ack=ack, now=self._clock(), done=done, size_bytes=size_bytes)
         return future
 
     def _future(self) -> asyncio.Future[list[Appended]]:
@@ -332,7 +375,7 @@ class EmbeddedEngine:
     def _complete(self, completions: list[Completion], advanced: list[int]) -> None:
         for done, result in completions:
             done(result)
-        for log in advanced:
+        for log in self._watchers.keys() & advanced:
             self._wake(log)
 
     # Reading.
@@ -340,8 +383,7 @@ class EmbeddedEngine:
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
         log = self._partition(topic, partition)
         assert self._loop is not None
-        # Reading megabytes blocks the loop for milliseconds even from the page cache. Reading the tail in memory does not.
-        if bytes_max <= _LOOP_READ_BYTES_MAX or offset >= log.segments_end():
+        if _may_read_on_loop(log, offset, bytes_max):
             if self._turn_bytes >= _TURN_BYTES_MAX:
                 await asyncio.sleep(0)
             try:
@@ -356,6 +398,22 @@ class EmbeddedEngine:
         except CorruptData:
             self._partition(topic, partition)  # the topic may have been deleted meanwhile, which is not damage
             raise
+
+    def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> Sequence[Batch] | None:
+        entry = self._catalog.entries.get(topic)
+        if entry is None or self._store is None or not 0 <= partition < len(entry.logs) or self._turn_bytes >= _TURN_BYTES_MAX:
+            return None
+        log = self._store.partitions.get(entry.logs[partition])
+        if log is None or not _may_read_on_loop(log, offset, bytes_max):
+            return None
+        try:
+            batches = log.read(offset, bytes_max, records_max, cached_only=True)
+        except (NotCached, BrokerError):
+            return None
+        if not batches:
+            return None
+        self._count_read(batches)
+        return batches
 
     def _count_read(self, batches: list[StoredBatch]) -> None:
         before = self._turn_bytes

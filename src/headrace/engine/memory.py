@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from headrace.engine.catalog import check_batch, log_options
-from headrace.engine.contract import Ack, Appended, Batch, Bounds, Cleanup, Health, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Capabilities, Cleanup, Health, Topic, TopicConfig, Write
+from headrace.engine.each import append_by_partition
 from headrace.errors import (
     BrokerError,
     InvalidRequest,
@@ -54,6 +55,10 @@ class _Staged:
 class MemoryEngine:
     """Implements `Engine` in memory. `clock` returns Unix ms; it stamps batches without timestamps and drives retention."""
 
+    capabilities = Capabilities(sync_per_append=False)
+    epoch = 0
+    offset_store = None
+
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
         self.health = Health()
@@ -62,6 +67,8 @@ class MemoryEngine:
         self._staged: list[_Staged] = []
         self._numbers = 0
         self._is_open = False
+        self.lost: Callable[[], None] = lambda: None
+        self.topic_changed: Callable[[str], None] = lambda name: None
 
     async def open(self) -> None:
         self._is_open = True
@@ -139,6 +146,13 @@ class MemoryEngine:
         self._staged.append(staged)
         return staged.future
 
+    def append_each(
+        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[AppendedEach]:
+        for topic, partition in places:
+            self._find(topic, partition)
+        return append_by_partition(self.append, places, values, keys)
+
     def _flush(self) -> None:
         """Make all staged writes visible, in order; then resolve futures and wake watchers."""
         round_, self._staged = self._staged, []
@@ -183,6 +197,15 @@ class MemoryEngine:
     # Reading
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
+        return self._read(topic, partition, offset, bytes_max, records_max)
+
+    def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch] | None:
+        try:
+            return self._read(topic, partition, offset, bytes_max, records_max) or None
+        except BrokerError:
+            return None
+
+    def _read(self, topic: str, partition: int, offset: int, bytes_max: int, records_max: int) -> list[Batch]:
         log = self._find(topic, partition)
         if not log.first <= offset <= log.end:
             raise OffsetOutOfRange(wanted=offset, first=log.first, end=log.end)

@@ -6,8 +6,10 @@ import asyncio
 import ctypes
 import errno
 import logging
+import resource
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -33,6 +35,8 @@ _KEPT_BYTES: Final = 64 * MIB
 """Unused bytes kept at the end of a heap; a few threads share one heap."""
 _HEAP_BYTES_MAX: Final = 8 * MIB
 """Larger chunks get their own mapping: single records of that size are rare."""
+_RESIDENT_BYTES_MAX: Final = 256 * MIB
+"""Above this, calls with rows return unused memory every second: chunks of many sizes fragment the heaps of several threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class Endpoint:
             await asyncio.sleep(FLIGHT_CHECK_SECONDS)
             try:
                 await asyncio.to_thread(self._watch.check)
+                if self._server.calls.carriers_under_way and resident_bytes() > _RESIDENT_BYTES_MAX:
+                    await asyncio.to_thread(release_unused)
             except (OSError, RuntimeError) as failure:  # no free descriptor or thread; the next check may have one
                 _log.warning("connections of the Flight endpoint not counted", extra={"reason": str(failure)})
 
@@ -153,6 +159,14 @@ def keep_large_chunks() -> bool:
     except (OSError, AttributeError):
         return False
     return bool(mallopt(_M_MMAP_THRESHOLD, _HEAP_BYTES_MAX)) and bool(mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
+
+
+def resident_bytes() -> int:
+    """Return the memory of this process; 0 if the system does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
 
 
 def release_unused() -> None:

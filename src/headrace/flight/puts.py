@@ -175,7 +175,11 @@ class AppendPut(_PipelinedPut):
     """Put of records that are visible immediately."""
 
     def __init__(self, bridge: Bridge, broker: Broker, who: Principal, schema: pa.Schema, target: Target, window: Window) -> None:
-        super().__init__(bridge, Splitter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)), window)
+        super().__init__(
+            bridge,
+            Splitter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions), broker.placement),
+            window,
+        )
         self._broker, self._who = broker, who
         self._placements = Placements()
 
@@ -230,7 +234,11 @@ class StagePut(_PipelinedPut):
         stage: request.Stage,
         handles: Handles,
     ) -> None:
-        super().__init__(bridge, Splitter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions)), window)
+        super().__init__(
+            bridge,
+            Splitter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions), broker.placement),
+            window,
+        )
         self._broker, self._who, self._stage = broker, who, stage
         self._has_staged = False
         self._handles = handles

@@ -16,6 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.broker.publishing.partitioner import hashes
+from headrace.engine.contract import Placement
 from headrace.errors import InvalidRequest, LimitExceeded, RecordTooLarge, UnknownPartition
 from headrace.flight.arrays import Binary, Int64s, as_binary, cast, checked, fnv1a, header_blobs, texts_as_bytes
 from headrace.flight.put_schema import check_put_schema, column_names
@@ -50,11 +52,12 @@ class Target:
 class Splitter:
     """Splits the record batches of a put into chunks. The schema is checked once. `partitions` returns the partition count of a topic."""
 
-    def __init__(self, schema: pa.Schema, target: Target, partitions: Callable[[str], int]) -> None:
+    def __init__(self, schema: pa.Schema, target: Target, partitions: Callable[[str], int], placement: Placement = Placement.FNV1A) -> None:
         check_put_schema(schema, topic=target.topic)
         self._names = column_names(schema)
         self._target = target
         self._partitions = partitions
+        self._placement = placement
         self._known: dict[str, int] = {}
         if target.topic is not None:
             self._count(target.topic)
@@ -119,7 +122,11 @@ class Splitter:
             return turn
         column = Binary(keys)
         _check_sizes(column, KEY_BYTES_MAX)  # before hashing, whose time grows with the size
-        places: npt.NDArray[np.int64] = (fnv1a(column) % np.uint32(count)).astype(np.int64)
+        places: npt.NDArray[np.int64]
+        if self._placement is Placement.FNV1A:
+            places = (fnv1a(column) % np.uint32(count)).astype(np.int64)
+        else:
+            places = np.array(hashes([key or b"" for key in keys.to_pylist()], self._placement), np.int64) % count
         return places if column.valid is None else np.where(column.valid, places, turn)
 
     def _count(self, topic: str) -> int:

@@ -17,6 +17,7 @@ from headrace import limits
 from headrace.errors import ConfigError
 from headrace.limits import KIB, MIB
 from headrace.records import Ack
+from headrace.server.kafka import EngineKind, Kafka, Sasl
 from headrace.server.settings import (
     AccessMode,
     Bind,
@@ -62,8 +63,14 @@ HTTP_PROTOCOLS: Final = ("http",)
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """Data directory, durability and encryption."""
+    """Engine, data directory, durability and encryption."""
 
+    engine: EngineKind = setting(
+        Choice(EngineKind),
+        "embedded",
+        "Where the log is. embedded: in the data directory. kafka: in the cluster of section kafka; the data directory then holds only "
+        "generated keys and certificates. The flag --engine sets it.",
+    )
     path: Path = setting(
         Directory(),
         "./headrace-data",
@@ -445,6 +452,7 @@ class Config:
     """The configuration tree. Immutable while the broker runs."""
 
     storage: Storage = Storage()
+    kafka: Kafka = Kafka()
     topics: Topics = Topics()
     listen: Listen = Listen()
     tls: Tls = Tls()
@@ -612,6 +620,7 @@ def tree_of(values: Mapping[str, object]) -> Config:
 
     return Config(
         storage=section(Storage, "storage"),
+        kafka=section(Kafka, "kafka"),
         topics=section(Topics, "topics"),
         listen=section(Listen, "listen"),
         tls=section(Tls, "tls"),
@@ -640,12 +649,31 @@ def contradictions(config: Config) -> Iterable[tuple[str, str]]:
     tls = config.tls
     if config.storage.key_file and config.storage.key_env:
         yield "storage.key_env", "storage.key_file and storage.key_env are both set; expected one of them"
+    yield from _kafka_contradictions(config)
     if bool(tls.certificate) != bool(tls.key):
         name = "tls.certificate" if tls.certificate else "tls.key"
         yield name, "tls.certificate and tls.key must be set together; only one of them is set"
     if not tls.certificate and (tls.client_ca or tls.optional):
         name = "tls.client_ca" if tls.client_ca else "tls.optional"
         yield name, f"{name} is set without tls.certificate and tls.key"
+
+
+def _kafka_contradictions(config: Config) -> Iterable[tuple[str, str]]:
+    kafka, storage = config.kafka, config.storage
+    if storage.engine is EngineKind.KAFKA:
+        if not kafka.bootstrap:
+            yield "kafka.bootstrap", 'storage.engine is "kafka" and kafka.bootstrap is not set; expected HOST:PORT'
+        if storage.key_file or storage.key_env:
+            yield "storage.engine", "storage.key_file and storage.key_env encrypt the data directory; with Kafka, the cluster must do so"
+    if kafka.sasl is not Sasl.NONE and not kafka.password:
+        yield "kafka.password", "kafka.sasl is set without kafka.password"
+    if kafka.sasl not in (Sasl.NONE, Sasl.OAUTHBEARER) and not kafka.user:
+        yield "kafka.user", "kafka.sasl is set without kafka.user"
+    if kafka.tls_key and not kafka.tls_certificate:
+        yield "kafka.tls_key", "kafka.tls_key is set without kafka.tls_certificate"
+    if not kafka.tls and (kafka.tls_ca or kafka.tls_certificate):
+        name = "kafka.tls_ca" if kafka.tls_ca else "kafka.tls_certificate"
+        yield name, f"{name} is set and kafka.tls is false"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

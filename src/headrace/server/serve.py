@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from headrace.records import Ack
 from headrace.server.api_keys import configured, read_key
 from headrace.server.config import Config
 from headrace.server.descriptors import raise_file_limit
+from headrace.server.kafka import EngineKind
 from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile, notify
 from headrace.server.settings import AccessMode
@@ -70,18 +72,22 @@ def serve(config: Config, options: ServeOptions, environment: Mapping[str, str])
     sys.setswitchinterval(_SWITCH_SECONDS)
     if not CHECKSUMS_IN_C:
         _log.warning("checksums are slow: about 1 MB/s in Python, because the installed google-crc32c has no extension module")
-    server = Server(
+    make = partial(
+        Server,
         config,
         key=read_key(config.storage, environment),
         clock=lambda: time.time_ns() // 1_000_000,
         blipmq_keys=configured(config.blipmq.keys, options.blipmq_keys, environment),
     )
+    server = make()  # reports a wrong setting before the event loop starts
     ready = ReadyFile(options.ready_file) if options.ready_file else None
     if ready:
         ready.clear()
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(_run(server, config, options, ready, started, environment))
+            while runner.run(_run(server, config, options, ready, started, environment)):
+                _log.warning("another broker has taken over; waiting as a standby")
+                server, started = make(), time.monotonic()
     finally:
         if ready:
             ready.remove()
@@ -90,12 +96,16 @@ def serve(config: Config, options: ServeOptions, environment: Mapping[str, str])
 
 async def _run(
     server: Server, config: Config, options: ServeOptions, ready: ReadyFile | None, started: float, environment: Mapping[str, str]
-) -> None:
+) -> bool:
+    """Serve until a signal. Returns True if another broker has taken over the tables instead, and this one should wait for its turn."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_report_defect)
     stop = asyncio.Event()
+    server.lost = stop.set
     with _signals(loop, stop, ready, server):
-        opened = await server.open()
+        opened = await _opened(server, stop)
+        if opened is None:
+            return False
         try:
             if ready:
                 ready.write(_by_kind(opened))
@@ -105,14 +115,29 @@ async def _run(
             notify("READY=1", environment)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), options.duration_seconds)
-            _log.info("draining")
+            _log.info("draining" if not server.is_lost else "closing: another broker owns the tables")
         finally:
             notify("STOPPING=1", environment)
             if ready:
                 ready.remove()
             await server.close()
     _log.info("protocols closed", extra=server.figures())
-    _log.info("stopped")
+    if not server.is_lost:
+        _log.info("stopped")
+    return server.is_lost
+
+
+async def _opened(server: Server, stop: asyncio.Event) -> list[Opened] | None:
+    """Open the server; None if a signal comes first, which matters to a standby: it waits here until it is elected."""
+    opening, stopping = asyncio.ensure_future(server.open()), asyncio.ensure_future(stop.wait())
+    await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if opening.done():
+        return opening.result()
+    opening.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await opening
+    return None
 
 
 @contextlib.contextmanager
@@ -170,7 +195,10 @@ def _by_kind(opened: Sequence[Opened]) -> Mapping[str, Sequence[str]]:
 def _print_banner(config: Config, opened: Sequence[Opened], server: Server, seconds: float) -> None:
     ack = config.storage.ack
     key = ", encrypted" if config.storage.key_file or config.storage.key_env else ""
-    lines = [f"headrace {__version__}  data={config.storage.path.absolute()}{key}  ack={ack} ({_PROMISES[ack]})"]
+    is_kafka = config.storage.engine is EngineKind.KAFKA
+    place = f"kafka={config.kafka.bootstrap}" if is_kafka else f"data={config.storage.path.absolute()}"
+    promise = "all in-sync replicas have it" if is_kafka and ack is Ack.DURABLE else _PROMISES[ack]
+    lines = [f"headrace {__version__}  {place}{key}  ack={ack} ({promise})"]
     for found in opened:
         encryption = f"  ({found.encryption})" if found.encryption else ""
         lines.append(f"  {found.kind:<7}{found.address:<22}{' '.join(found.protocols)}{encryption}")

@@ -35,6 +35,7 @@ from headrace.net.tls import Tls, TlsUnusable
 from headrace.server import api_keys
 from headrace.server.config import HTTP_PROTOCOLS, TCP_PROTOCOLS, Config, is_default
 from headrace.server.descriptors import divide, open_files_max, process_facts, report
+from headrace.server.kafka import EngineKind, kafka_settings
 from headrace.server.loop_lag import LagTimer, LoopLag
 from headrace.server.protocols import Protocols
 from headrace.server.settings import AccessMode, Bind
@@ -97,6 +98,11 @@ class Server:
         """The first password of the user `admin`, to be printed once."""
         self._engine = _engine(config, key, clock)
         self._engine.health.changed = _log_health
+        self._engine.lost = self._lose
+        self.is_lost = False
+        """Whether another broker has taken over the tables."""
+        self.lost: Callable[[], None] = lambda: None
+        """Called then."""
         self._access = access_of(config, self._engine, clock)
         settings = broker_settings(config)
         self._broker = Broker(
@@ -158,6 +164,10 @@ class Server:
             _log.warning("started without a default listener", extra={"reason": reason})
         return opened
 
+    def _lose(self) -> None:
+        self.is_lost = True
+        self.lost()
+
     def reload(self) -> None:
         """Reload the certificate files. New connections use them."""
         if self._watch is None:
@@ -202,16 +212,18 @@ class Server:
     def report(self) -> dict[str, object]:
         """Return the facts of this process for `headrace status`."""
         storage, disk = self._config.storage, shutil.disk_usage(self._config.storage.path)
+        engine = f"kafka at {self._config.kafka.bootstrap}" if storage.engine is EngineKind.KAFKA else "embedded"
         return {
             "version": __version__,
             "access": self._config.access.mode.value,
             "pid": os.getpid(),
-            "engine": "embedded, encrypted" if storage.key_file or storage.key_env else "embedded",
+            "engine": f"{engine}, encrypted" if storage.key_file or storage.key_env else engine,
+            "capabilities": asdict(self._engine.capabilities),
             "data": str(storage.path.absolute()),
             "disk": {"free_bytes": disk.free, "total_bytes": disk.total, "headroom_bytes": storage.headroom},
             "loop_lag": self.loop_lag.report(),
-            "activity": self._activity(),
             "loop_turns": self.loop_turns.report(),
+            "activity": self._activity(),
             "listeners": [asdict(found) for found in self._opened],
             "connections": {
                 "open": self._counters.open,
@@ -260,7 +272,11 @@ class Server:
 
     async def _open_broker(self) -> None:
         path = self._config.storage.path
+        where = f"data directory {path}"
         try:
+            if self._config.storage.engine is EngineKind.KAFKA:
+                path.mkdir(parents=True, exist_ok=True)
+                where = f"Kafka at {self._config.kafka.bootstrap}"
             try:
                 await self._broker.open()
                 self.generated_password = await self._access.open(admin_password(self._config))
@@ -275,7 +291,7 @@ class Server:
             name = f" ({failure.filename})" if failure.filename and str(failure.filename) != str(path) else ""
             raise StartFailed(f"data directory {path}: {failure.strerror or failure}{name}") from None
         except BrokerError as failure:
-            raise StartFailed(f"data directory {path}: {failure}") from failure
+            raise StartFailed(f"{where}: {failure}") from failure
 
     def report_limits(self) -> None:
         """Log the connection limits derived from the limit of open files."""
@@ -405,6 +421,10 @@ def _certificates(config: Config) -> Tls | None:
 
 
 def _engine(config: Config, key: bytes | None, clock: Callable[[], int]) -> Engine:
+    if config.storage.engine is EngineKind.KAFKA:
+        with needs("storage.engine = kafka", "aiokafka"):
+            from headrace.engine.kafka.engine import KafkaEngine
+        return KafkaEngine(kafka_settings(config.kafka, os.environ), clock=clock)
     options = StoreOptions(
         journal_bytes=config.storage.journal_size,
         checkpoint_interval_ms=config.storage.checkpoint_interval,

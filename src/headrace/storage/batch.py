@@ -68,7 +68,9 @@ EXPIRIES: Final = 1 << 5
 OFFSETS: Final = 1 << 6
 COMPRESSED: Final = 1 << 7
 ENCRYPTED: Final = 1 << 8
-_KNOWN_FLAGS: Final = (1 << 9) - 1
+REFERENCED: Final = 1 << 9
+"""Written to its segment before the journal. Valid only if a journal frame refers to it."""
+_KNOWN_FLAGS: Final = (1 << 10) - 1
 _BINARY: Final = -1
 _BITS: Final = 0
 
@@ -77,8 +79,8 @@ assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
 _COVERED = struct.Struct("<IHHIIQIIqq12sI")
 assert _COVERED.size == HEADER_BYTES - 8, "the checksum covers the rest of the header"
 _U32 = struct.Struct("<I")
-_SINGLE = struct.Struct("<II")
-"""The offsets array of one record."""
+_SINGLE = struct.Struct("<IHHIIQIIqq12sIII")
+assert _SINGLE.size == _COVERED.size + 8, "the covered part of the header, and the offsets array of one record"
 _NO_NONCE: Final = bytes(NONCE_BYTES)
 _PARTS_FROM_BYTES: Final = 64 * KIB
 """From this size on, the parts of a batch are written separately: copying them costs more than a few entries of a write vector."""
@@ -249,6 +251,24 @@ class StoredBatch:
         part._body, part._ends, part._layout = self._body, self._ends, self._layout
         return part
 
+    def part(self, offset: int, bytes_max: int, records_max: int) -> StoredBatch | None:
+        """Return the records from `offset` on, up to a limit that lies within this opened batch; None if neither limit does.
+
+        The first record is returned regardless of its size.
+        """
+        ends, header = self._ends, self.header
+        start, stop = offset - header.base_offset, self.stop
+        if ends is None or header.flags & (OFFSETS | KEYS) or not self.start <= start < stop or records_max < 1:
+            return None
+        if records_max <= stop - start:
+            stop = start + records_max
+        size: int = ends[start]
+        if ends[stop] - size > bytes_max:
+            stop = max(bisect_right(ends, size + bytes_max, start, stop + 1) - 1, start + 1)
+        elif stop == self.stop and records_max > stop - start:
+            return None
+        return self.window(start - self.start, stop - self.start)
+
     def from_offset(self, offset: int) -> StoredBatch:
         """Return this window without the records below `offset`; may be empty."""
         below = self.count_below(offset)
@@ -328,10 +348,13 @@ class StoredBatch:
     @property
     def size_estimate_bytes(self) -> int:
         # Decoding the columns of a small batch costs more than an exact size is worth.
-        return self.header.raw_size if len(self) == self.header.count else self.size_bytes
+        return self.header.raw_size if self.stop - self.start == self.header.count else self.size_bytes
 
     @property
     def size_bytes(self) -> int:
+        if self._ends is not None and not self.header.flags & KEYS:
+            size: int = self._ends[self.stop] - self._ends[self.start]
+            return size
         return self._bytes_before(self.stop) - self._bytes_before(self.start)
 
     def _bytes_before(self, index: int) -> int:
@@ -387,8 +410,12 @@ class StoredBatch:
         return self._body[begin : begin + offsets.cast("I")[-1]]
 
     def _binary(self, flag: int, nulls: int) -> list[bytes | None]:
-        ends = self._column(flag).cast("I")[self.start : self.stop + 1]
-        items = slices(ends, bytes(self._column_data(flag)[ends[0] : ends[-1]]))
+        all_ends = self._ends if flag == 0 and self._ends is not None else self._column(flag).cast("I")
+        begin = self._layout[flag][1]
+        begin += -begin % ALIGN
+        assert self._body is not None
+        content = bytes(self._body[begin + all_ends[self.start] : begin + all_ends[self.stop]])
+        items: list[bytes | None] = [content] if self.stop - self.start == 1 else slices(all_ends[self.start : self.stop + 1], content)
         if nulls and self.header.flags & nulls:
             blank_nulls(items, self._column(nulls), self.start)
         return items
@@ -467,8 +494,10 @@ def build(
     keyring: Keyring | None = None,
     deltas: Sequence[int] | None = None,
     span: int | None = None,
+    referenced: bool = False,
 ) -> Built:
     """Encode one batch as parts, and return them with the parsed header."""
+    marked = REFERENCED if referenced else 0
     count = len(batch.values)
     assert count > 0, "a batch has at least one record"
     columns: list[bytes] = []
@@ -477,14 +506,14 @@ def build(
     else:
         if not (compress or keyring or deltas or batch.keys or batch.headers or batch.timestamps or batch.expiries):
             try:
-                return _build_plain(log, base_offset, batch.values, now)  # type: ignore[arg-type]  # a tombstone raises TypeError
+                return build_plain(log, base_offset, batch.values, now, marked)  # type: ignore[arg-type]  # a tombstone raises TypeError
             except TypeError:
                 pass
         flags, low, high = _put_lists(columns, batch, now)
     if deltas is not None:
         flags |= OFFSETS
         _put(columns, array("I", deltas).tobytes())
-    return seal_columns(log, base_offset, count, columns, flags, (low, high), compress=compress, keyring=keyring, span=span)
+    return seal_columns(log, base_offset, count, columns, flags | marked, (low, high), compress=compress, keyring=keyring, span=span)
 
 
 def seal_columns(
@@ -515,26 +544,36 @@ def seal_columns(
     return header, _seal(header, [*columns, padding], keyring)
 
 
-def _build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int) -> Built:
-    """Build a batch of values only. This is the fast path: a flush to a thousand partitions builds a thousand of these."""
-    content = b"".join(values)
-    count, padding = len(values), _PADDING[len(content) % ALIGN]
+def build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int, flags: int = 0) -> Built:
+    """Build a batch of values only. This is the fast path: a flush to a thousand partitions builds a thousand of these. A tombstone
+    raises `TypeError`."""
+    count = len(values)
     if count == 1:
-        ends = _SINGLE.pack(0, len(content))
-    else:
-        ends = array("I", accumulate(map(len, values), initial=0)).tobytes()
-        ends += _PADDING[len(ends) % ALIGN]
+        content = values[0]
+        length = len(content)
+        raw_size = 8 + length + -length % ALIGN
+        size = HEADER_BYTES + raw_size
+        if size < _PARTS_FROM_BYTES:
+            front = _SINGLE.pack(size, VERSION, flags, log, 1, base_offset, 1, raw_size, now, now, _NO_NONCE, 0, 0, length)
+            front = b"".join((front, content, _PADDING[length % ALIGN]))
+            crc = crc32c(front)
+            header = BatchHeader(crc, size, flags, log, 1, base_offset, 1, raw_size, now, now, _NO_NONCE)
+            return header, (b"".join((MAGIC, _U32.pack(crc), front)),)
+    content = b"".join(values)
+    padding = _PADDING[len(content) % ALIGN]
+    ends = array("I", accumulate(map(len, values), initial=0)).tobytes()
+    ends += _PADDING[len(ends) % ALIGN]
     raw_size = len(ends) + len(content) + len(padding)
     size = HEADER_BYTES + raw_size
     assert size <= BATCH_BYTES_MAX
-    front = _COVERED.pack(size, VERSION, 0, log, count, base_offset, count, raw_size, now, now, _NO_NONCE, 0) + ends
+    front = _COVERED.pack(size, VERSION, flags, log, count, base_offset, count, raw_size, now, now, _NO_NONCE, 0) + ends
     parts: tuple[bytes, ...]
     if size < _PARTS_FROM_BYTES:
         front = b"".join((front, content, padding))
         crc, parts = crc32c(front), ()
     else:
         crc, parts = crc32c_extend(crc32c_extend(crc32c(front), content), padding), (content, padding)
-    header = BatchHeader(crc, size, 0, log, count, base_offset, count, raw_size, now, now, _NO_NONCE)
+    header = BatchHeader(crc, size, flags, log, count, base_offset, count, raw_size, now, now, _NO_NONCE)
     return header, (MAGIC + _U32.pack(crc) + front, *parts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain
+from typing import cast
 
 from headrace.columns import headers_bytes
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX
@@ -34,6 +35,18 @@ def chunked(batches: Sequence[AnyBatch], now: int, *, small: bool) -> list[AnyBa
             waiting.append(batch)
     _join(waiting, now, small, found)
     return found
+
+
+def plain_values(batch: AnyBatch, *, small: bool) -> list[bytes] | None:
+    """Return the values of a batch that has nothing else, no tombstone, and the size of one stored batch. `small`: its size is known."""
+    if not isinstance(batch, RecordBatch) or any(
+        column is not None for column in (batch.keys, batch.headers, batch.timestamps, batch.expiries)
+    ):
+        return None
+    values = cast("list[bytes]", batch.values)
+    if None in values or len(values) > BATCH_RECORDS_MAX:
+        return None
+    return values if small or sum(map(len, values)) <= BATCH_BYTES_TARGET else None
 
 
 def _join(batches: list[RecordBatch], now: int, small: bool, found: list[AnyBatch]) -> None:

@@ -13,17 +13,16 @@ from datetime import UTC, datetime
 from headrace.errors import CorruptData
 from headrace.records import NEVER, Record
 from headrace.storage import batch as batch_format
-from headrace.storage import journal as journal_format
 from headrace.storage.batch import StoredBatch
 from headrace.storage.crypt import Keyring, WrongKey
 from headrace.storage.files import Files
 from headrace.storage.identity import PATH as IDENTITY_PATH
 from headrace.storage.identity import read_identity
 from headrace.storage.journal import SUFFIX as JOURNAL_SUFFIX
-from headrace.storage.journal import Damage, journal_number, journal_path, read_journal
+from headrace.storage.journal import Damage, Reference, file_size, journal_number, journal_path, read_journal
 from headrace.storage.manifest import PATH as MANIFEST_PATH
 from headrace.storage.manifest import Checkpointed, Manifest, read_manifest
-from headrace.storage.recovery import logs_on_disk
+from headrace.storage.recovery import References, journal_numbers, logs_on_disk, mismatch
 from headrace.storage.segment import (
     HEADER_BYTES,
     TEMPORARY_SUFFIX,
@@ -72,17 +71,42 @@ def check(files: Files, key: bytes | None = None) -> CheckReport:
     if unreadable:
         report.problems.append(f"{MANIFEST_PATH}: unreadable")
     known = manifest or Manifest()
+    references = _references(files, known, keyring)
     logs: dict[int, _Log] = {}
-    for log in sorted(logs_on_disk(files) | known.logs.keys()):
+    for log in sorted(logs_on_disk(files) | known.logs.keys() | references.found.keys()):
         if log in known.deleted:
             report.notes.append(f"{log_directory(log)}: remains of a deleted log; the next start removes it")
             continue
-        logs[log] = _check_segments(files, log, known.logs.get(log), keyring, report)
+        logs[log] = _check_segments(files, log, references.advance(files, log, known.logs.get(log)), keyring, report)
+        _check_references(files, references.after(log, known.logs.get(log)), keyring, report)
     report.logs = len(logs)
     _check_journal(files, known, logs, keyring, report)
     for log, state in sorted(logs.items()):
         _check_continuation(log, state, report)
     return report
+
+
+def _references(files: Files, known: Manifest, keyring: Keyring | None) -> References:
+    """Read all references before the segments: they say up to where a segment was synced."""
+    numbers = journal_numbers(files)
+    references = References(known, numbers)
+    for number in numbers:
+        if number >= known.journal:
+            for frame in read_journal(files, number, keyring, lambda damage: None):
+                references.add(frame)
+    return references
+
+
+def _check_references(files: Files, references: list[Reference], keyring: Keyring | None, report: CheckReport) -> None:
+    for reference in references:
+        path = segment_path(reference.log, reference.segment_base)
+        try:
+            size = file_size(files, path)
+        except FileNotFoundError:
+            report.problems.append(f"{path}: missing; a journal frame refers to it")
+            continue
+        if why := mismatch(Segment(files, reference.log, reference.segment_base, size=size), reference, keyring):
+            report.problems.append(f"{path} at byte {reference.position}: {why}")
 
 
 def _check_identity(files: Files, keyring: Keyring | None, report: CheckReport) -> None:
@@ -159,11 +183,16 @@ def _check_segment(
         report.problems.append(f"{path}: has {size} bytes, expected {sure} from the checkpoint")
     index = SparseIndex(base)
     damages: list[Damage] = []
+    unfinished = False
     for position, batch in segment.scan(HEADER_BYTES, segment.size, keyring, damages.append):
         _read_all(batch, f"{path} at byte {position}", report)
         index.add(batch.header, position)
         if position >= sure:
-            beyond.append(batch)
+            if not batch.header.flags & batch_format.REFERENCED:
+                beyond.append(batch)
+            elif not unfinished:
+                unfinished = True
+                report.notes.append(f"{path} at byte {position}: a large append that was not finished; the next start removes it")
             continue
         if batch.header.base_offset < end or (batch.header.base_offset > end and not covers_to):
             what = "overlaps the previous one" if batch.header.base_offset < end else "follows a gap"
@@ -203,7 +232,7 @@ def _check_index(files: Files, segment: Segment, index: SparseIndex, report: Che
 
 
 def _check_journal(files: Files, known: Manifest, logs: dict[int, _Log], keyring: Keyring | None, report: CheckReport) -> None:
-    numbers = sorted(number for name in files.list(journal_format.DIRECTORY) if (number := journal_number(name)) is not None)
+    numbers = journal_numbers(files)
     number_expected: int | None = None
     for number in numbers:
         if number < known.journal:
@@ -246,6 +275,7 @@ _FLAG_NAMES = {
     batch_format.OFFSETS: "gaps",
     batch_format.COMPRESSED: "zstd",
     batch_format.ENCRYPTED: "aes-256-gcm",
+    batch_format.REFERENCED: "referenced",
 }
 _VALUE_SHOWN_BYTES = 64
 
@@ -259,6 +289,7 @@ def dump(files: Files, path: str, key: bytes | None = None, *, records: bool = F
         yield f"journal {number}"
         for frame in read_journal(files, number, keyring, damages.append):
             yield f"frame {frame.number} at byte {frame.position}: {frame.size} bytes, {len(frame.batches)} batches"
+            yield from map(_reference_line, frame.references)
             for batch in frame.batches:
                 yield from _batch_lines(batch, None, records)
     elif (base := segment_base(name)) is not None and directory.isdigit():
@@ -267,6 +298,13 @@ def dump(files: Files, path: str, key: bytes | None = None, *, records: bool = F
         raise CorruptData(f"{path}: neither a segment (logs/LOG/OFFSET.seg) nor a journal file (journal/NUMBER.hrj)")
     for damage in damages:
         yield f"DAMAGE {damage}"
+
+
+def _reference_line(reference: Reference) -> str:
+    return (
+        f"  reference to {segment_path(reference.log, reference.segment_base)} at byte {reference.position}: "
+        f"offsets {reference.base_offset} to {reference.end_offset - 1}, {reference.size} bytes"
+    )
 
 
 def _segment_lines(

@@ -1,7 +1,7 @@
 """Identity file of a data directory: four lines of text, read before any other file.
 
 headrace data directory
-format 1
+format 2
 key none | <fingerprint, hex>
 crc <CRC-32C of the lines above, hex>
 """
@@ -18,7 +18,9 @@ from headrace.storage.files import Files
 
 PATH: Final = "IDENTITY"
 _TEMPORARY: Final = "IDENTITY.tmp"
-FORMAT: Final = 1
+FORMAT: Final = 2
+_FORMATS_READ: Final = (1, 2)
+"""A directory of format 1 has no references in its journal. It becomes one of format 2 when it is opened."""
 _TITLE: Final = "headrace data directory"
 
 
@@ -26,9 +28,10 @@ _TITLE: Final = "headrace data directory"
 class Identity:
     key: str | None
     """Fingerprint of the encryption key; None without encryption."""
+    format: int = FORMAT
 
     def encode(self) -> bytes:
-        text = f"{_TITLE}\nformat {FORMAT}\nkey {self.key or 'none'}\n".encode()
+        text = f"{_TITLE}\nformat {self.format}\nkey {self.key or 'none'}\n".encode()
         return text + f"crc {crc32c(text):08x}\n".encode()
 
     @classmethod
@@ -40,10 +43,11 @@ class Identity:
         lines = text.decode("ascii").splitlines()
         if len(lines) != 3 or lines[0] != _TITLE:
             return None
-        if lines[1] != f"format {FORMAT}":
-            raise CorruptData(f"data directory format: expected format {FORMAT}, got {lines[1]}; use the release that wrote it")
+        number = next((known for known in _FORMATS_READ if lines[1] == f"format {known}"), None)
+        if number is None:
+            raise CorruptData(f"data directory format: expected format {FORMAT} or lower, got {lines[1]}; use the release that wrote it")
         key = lines[2].removeprefix("key ")
-        return cls(None if key == "none" else key)
+        return cls(None if key == "none" else key, number)
 
 
 def read_identity(files: Files) -> tuple[Identity | None, bool]:

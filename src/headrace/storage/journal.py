@@ -1,14 +1,24 @@
 """Journal format and writer. The journal is synced before anything is acknowledged.
 
     0       4       8       12        14      16        24       32        36         40
-    +-------+-------+-------+---------+-------+---------+--------+---------+----------+-----------+
-    | magic | crc   | size  | version | flags | journal | number | batches | reserved | batches … |
-    | 4 B   | u32   | u32   | u16     | u16   | u64     | u64    | u32     | u32      |           |
-    +-------+-------+-------+---------+-------+---------+--------+---------+----------+-----------+
+    +-------+-------+-------+---------+-------+---------+--------+---------+------------+--------------+-----------+
+    | magic | crc   | size  | version | flags | journal | number | batches | references | references … | batches … |
+    | 4 B   | u32   | u32   | u16     | u16   | u64     | u64    | u32     | u32        | 48 B each    |           |
+    +-------+-------+-------+---------+-------+---------+--------+---------+------------+--------------+-----------+
+    reference:
+    0     4     8              16         24     32            40           48
+    +-----+-----+--------------+----------+------+-------------+------------+
+    | log | crc | segment base | position | size | base offset | end offset |
+    | u32 | u32 | u64          | u64      | u64  | u64         | u64        |
+    +-----+-----+--------------+----------+------+-------------+------------+
 
 A frame is the unit of atomicity. It holds the batches of all partitions that one flush writes, and is valid only as a whole.
-`crc` is the CRC-32C of everything from byte 8 to `size`; `size` counts header and batches.
+`crc` is the CRC-32C of everything from byte 8 to `size`; `size` counts header, references and batches.
 `number` counts frames over all journal files, `journal` is the number in the file's name.
+
+A reference stands for batches that are too large to be written twice. They are in the segment `segment base` of the log, from `position`
+on, and that segment was synced before the frame was written. So everything before their end is durable too: a reference is a checkpoint
+of its log. Its `crc` is the CRC-32C of the headers of the batches, which contain the checksums of the rest.
 
 A frame starts at a multiple of 4096, so that rewriting a torn frame never touches a sector of a synced one. Journal files are
 preallocated. Once all their batches are in synced segments they are reused under a new name. Old frames in a reused file have a lower
@@ -20,8 +30,8 @@ from __future__ import annotations
 import contextlib
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from google_crc32c import extend as crc32c_extend
@@ -29,7 +39,7 @@ from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData
 from headrace.limits import FRAME_BYTES_MAX, KIB, MIB
-from headrace.storage.batch import Built, StoredBatch
+from headrace.storage.batch import BatchHeader, Built, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import DISK_FULL_ERRNOS, File, Files
 
@@ -42,6 +52,8 @@ SUFFIX: Final = ".hrj"
 
 _HEADER = struct.Struct("<4sIIHHQQII")
 assert _HEADER.size == HEADER_BYTES, "the drawing says 40"
+_REFERENCE = struct.Struct("<IIQQQQQ")
+assert _REFERENCE.size == 48, "the drawing says 48"
 _CRC = struct.Struct("<I")
 _JOIN_ABOVE: Final = 16
 _JOIN_BELOW_BYTES: Final = 64 * KIB
@@ -65,6 +77,35 @@ def aligned(position: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """Batches of one log that are in a segment instead of the frame."""
+
+    log: int
+    crc: int
+    segment_base: int
+    position: int
+    size: int
+    base_offset: int
+    end_offset: int
+
+    @property
+    def stop(self) -> int:
+        """Position after the last batch."""
+        return self.position + self.size
+
+    def encode(self) -> bytes:
+        return _REFERENCE.pack(self.log, self.crc, self.segment_base, self.position, self.size, self.base_offset, self.end_offset)
+
+
+def headers_crc(headers: Iterable[BatchHeader]) -> int:
+    """Return the checksum of a reference to batches with these headers."""
+    crc = 0
+    for header in headers:
+        crc = crc32c_extend(crc, header.encode())
+    return crc
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """One frame read from a journal file."""
 
@@ -73,6 +114,7 @@ class Frame:
     position: int
     batches: list[StoredBatch]
     size: int
+    references: list[Reference] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,18 +241,19 @@ class Journal:
         file.allocate(least)
         return least
 
-    def append(self, batches: list[Built]) -> None:
+    def append(self, batches: list[Built], references: Sequence[Reference] = ()) -> None:
         """Write one frame; `sync` makes it durable. A failed write leaves no valid frame and may be retried."""
-        size = HEADER_BYTES + sum(built[0].size for built in batches)
+        size = HEADER_BYTES + _REFERENCE.size * len(references) + sum(built[0].size for built in batches)
         assert size <= FRAME_BYTES_MAX
         if self._file is None:
             self._open(self.current, size)
         elif self._position + size > self._capacity:
             self.sync()  # frames of the next file must not be durable before those of this one
             self._open(self.current + 1, size)
-        header = _HEADER.pack(MAGIC, 0, size, VERSION, 0, self.current, self._next_frame, len(batches), 0)
+        header = _HEADER.pack(MAGIC, 0, size, VERSION, 0, self.current, self._next_frame, len(batches), len(references))
         crc = crc32c(header[8:])
-        parts = [part for built in batches for part in built[1]]
+        parts = [reference.encode() for reference in references]
+        parts += [part for built in batches for part in built[1]]
         if len(batches) > _JOIN_ABOVE and size < _JOIN_BELOW_BYTES * len(batches):
             parts = [b"".join(parts)]
         for part in parts:
@@ -278,22 +321,24 @@ def _frame_at(content: bytes, position: int, journal: int, number_min: int, path
     """Return the intact frame of this journal at `position`, or None. Frame numbers ascend, so a lower one is a stale copy."""
     if len(content) - position < HEADER_BYTES:
         return None
-    magic, crc, size, version, flags, number_of_journal, number, count, reserved = _HEADER.unpack_from(content, position)
-    if magic != MAGIC or number_of_journal != journal or number < number_min or version != VERSION or flags or reserved:
+    magic, crc, size, version, flags, number_of_journal, number, count, references = _HEADER.unpack_from(content, position)
+    if magic != MAGIC or number_of_journal != journal or number < number_min or version != VERSION or flags:
         return None
-    if not HEADER_BYTES <= size <= min(FRAME_BYTES_MAX, len(content) - position):
+    if not HEADER_BYTES + _REFERENCE.size * references <= size <= min(FRAME_BYTES_MAX, len(content) - position):
         return None
     if crc32c(content[position + 8 : position + size]) != crc:
         return None
     batches = []
-    at = position + HEADER_BYTES
+    first = position + HEADER_BYTES
+    at = first + _REFERENCE.size * references
     for _ in range(count):
         batch = StoredBatch.parse(content, at, where=f"{path} at byte {at}", keyring=keyring)
         batches.append(batch)
         at += batch.header.size
     if at != position + size:
         raise CorruptData(f"{path} at byte {position}: a frame with a valid checksum has {position + size - at} excess bytes")
-    return Frame(journal, number, position, batches, size)
+    entries = content[first : first + _REFERENCE.size * references]
+    return Frame(journal, number, position, batches, size, [Reference(*entry) for entry in _REFERENCE.iter_unpack(entries)])
 
 
 def read_journal(files: Files, journal: int, keyring: Keyring | None, damaged: Callable[[Damage], None]) -> Iterator[Frame]:

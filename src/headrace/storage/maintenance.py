@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 TICK_SECONDS: Final = 0.5
 SPILL_BYTES: Final = 8 * MIB
 """Tails of this total size are written to segments without waiting for the next checkpoint."""
+REFERENCED_BYTES_MAX: Final = 256 * MIB
+"""Large appends of this total size since the last checkpoint are due for another one, because recovery verifies them."""
 SPARE_JOURNALS: Final = 2
 OPEN_SEGMENTS_MAX: Final = 512
 STEP: Final = "log maintenance"
@@ -50,7 +52,10 @@ class Maintenance:
         self._touched: set[Partition] = set()
         """Partitions with a tail."""
         self._tail_bytes = 0
+        self._referenced_bytes = 0
+        """Size of large appends since the last checkpoint."""
         self._touching = threading.Lock()
+        """Guards the sets and sums that the writer changes too."""
         self._unsynced = {partition for partition in store.partitions.values() if any(segment.dirty for segment in partition.segments)}
         """Partitions with segments to sync: at first those with data beyond the last checkpoint."""
         self._retired: list[list[Segment]] = []
@@ -65,6 +70,12 @@ class Maintenance:
         with self._touching:
             self._touched.update(partitions)
             self._tail_bytes += size_bytes
+
+    def touch_large(self, partition: Partition, size_bytes: int) -> None:
+        """Record that the writer added `size_bytes` bytes to a segment of the partition."""
+        with self._touching:
+            self._unsynced.add(partition)
+            self._referenced_bytes += size_bytes
 
     # Thread.
 
@@ -110,7 +121,8 @@ class Maintenance:
         store = self._store
         self._ticks += not urgent
         due = self._ticks * TICK_SECONDS * 1000 >= store.options.checkpoint_interval_ms
-        if store.journal.current != self._checkpointed_journal or (due and (self._touched or self._unsynced or self._removing)):
+        is_full = store.journal.current != self._checkpointed_journal or self._referenced_bytes >= REFERENCED_BYTES_MAX
+        if is_full or (due and (self._touched or self._unsynced or self._removing)):
             succeeded = self.checkpoint()
             if succeeded:
                 self._ticks = 0
@@ -139,7 +151,8 @@ class Maintenance:
         """Wake maintenance when there is enough to do, and wait for it when there is too much. Called by the writer."""
         store = self._store
         tail = self._tail_bytes
-        if tail >= SPILL_BYTES or store.journal.current != self._checkpointed_journal:
+        referenced = self._referenced_bytes
+        if tail >= SPILL_BYTES or store.journal.current != self._checkpointed_journal or referenced >= REFERENCED_BYTES_MAX:
             self._wake.set()
         if tail < store.options.tail_bytes_max or self._thread is None:
             return
@@ -189,11 +202,18 @@ class Maintenance:
         if closing:
             journal += 1
         self._spill_all()
+        referenced = self._referenced_bytes
         partitions = dict(store.partitions)
         known = {log: _checkpointed(partition) for log, partition in partitions.items()}
-        dirty = [segment for partition in sorted(self._unsynced, key=attrgetter("id")) for segment in partition.segments if segment.dirty]
-        self._sync(dirty)
-        self._unsynced.clear()
+        # After `known`: a partition that the writer has spilled since is synced by the next checkpoint.
+        with self._touching:
+            unsynced, self._unsynced = sorted(self._unsynced, key=attrgetter("id")), set()
+        try:
+            self._sync([segment for partition in unsynced for segment in partition.segments if segment.dirty])
+        except BaseException:
+            with self._touching:
+                self._unsynced.update(unsynced)
+            raise
         if closing:
             for partition in partitions.values():
                 if partition.segments:
@@ -205,19 +225,23 @@ class Maintenance:
             del store.deleted[log]
         store.journal.recycle(journal, SPARE_JOURNALS)
         self._checkpointed_journal = journal
+        with self._touching:
+            self._referenced_bytes -= referenced
         store.counters.checkpoints += 1
         self._release_files(partitions)
 
     def _sync(self, dirty: list[Segment]) -> None:
         """Sync segments. A failure fences the store, because a second sync of the same pages would not report it."""
         files = [segment.file() for segment in dirty]
+        changes = [segment.changes for segment in dirty]
         try:
             self._store.files.sync_many(files)
         except OSError as failure:
             raise SyncFailed(str(failure)) from failure
         # Only after all syncs: a round that fails has made nothing durable, and the next one must sync the same segments.
-        for segment in dirty:
-            segment.dirty = False
+        for segment, before in zip(dirty, changes, strict=True):
+            if segment.changes == before:  # otherwise the writer has changed it since
+                segment.dirty = False
 
     def spill(self) -> bool:
         """Write tails to segments. Returns False if it has to be retried."""
@@ -231,20 +255,25 @@ class Maintenance:
             self._touched.difference_update(touched)
         try:
             while touched:
-                self._spill(touched[-1])
+                self.spill_partition(touched[-1])
                 touched.pop()
         finally:
             with self._touching:
                 self._touched.update(touched)
 
-    def _spill(self, partition: Partition) -> None:
-        """Move a tail to segments. The next checkpoint syncs the moved batches, also those moved before a failure."""
-        before = partition.spilled_bytes
-        self._unsynced.add(partition)
-        try:
-            partition.spill()
-        finally:
-            self._subtract_tail(partition.spilled_bytes - before)
+    def spill_partition(self, partition: Partition) -> None:
+        """Move a tail to segments. The next checkpoint syncs the moved batches, also those moved before a failure.
+
+        Maintenance calls this, and the writer before a large append.
+        """
+        with partition.writing:
+            before = partition.spilled_bytes
+            with self._touching:
+                self._unsynced.add(partition)
+            try:
+                partition.spill()
+            finally:
+                self._subtract_tail(partition.spilled_bytes - before)
 
     def _subtract_tail(self, moved: int) -> None:
         """Subtract bytes that left the tails, and wake the writer, which may wait for that."""
@@ -268,7 +297,9 @@ class Maintenance:
     def _relieve(self) -> None:
         """Sync the open segments and close all files, after descriptors ran out."""
         with self._mutex:
-            self._sync([segment for partition in self._unsynced for segment in partition.segments if segment.dirty and segment.is_open])
+            with self._touching:
+                unsynced = list(self._unsynced)
+            self._sync([segment for partition in unsynced for segment in partition.segments if segment.dirty and segment.is_open])
             self._release_clean()
 
     def _guarded(self, step: Callable[[], None]) -> bool:
@@ -339,7 +370,8 @@ class Maintenance:
         unreadable: list[CorruptData] = []
         for partition in partitions:
             if partition.options.compact:
-                self._unsynced.add(partition)
+                with self._touching:
+                    self._unsynced.add(partition)
                 try:
                     compact(self._store.files, partition, now, self._store.keyring, self._store.report.damaged)
                 except CorruptData as damage:  # the other logs are still compacted
@@ -355,7 +387,8 @@ class Maintenance:
         active = partition.segments[-1:] if not partition.tail else []
         if active and active[0].size > HEADER_BYTES and self._is_over(active[0], partition, now):
             partition.roll()
-            self._unsynced.add(partition)
+            with self._touching:
+                self._unsynced.add(partition)
         segments = partition.segments
         size = partition.size_bytes
         count = 0
@@ -386,7 +419,8 @@ class Maintenance:
         """Remove all files of deleted logs, after a checkpoint that excludes them."""
         with self._mutex:
             for partition in partitions:
-                self._unsynced.discard(partition)
+                with self._touching:
+                    self._unsynced.discard(partition)
                 self._subtract_tail(partition.drop())
             self._removing.update(partition.id for partition in partitions)
             self.checkpoint()

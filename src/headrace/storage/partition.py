@@ -10,6 +10,7 @@ guards the few shared lines and is never held during disk access.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from bisect import bisect_right
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files, NotCached, is_exhausted
 from headrace.storage.joining import join
-from headrace.storage.journal import Damage
+from headrace.storage.journal import Damage, Reference, headers_crc
 from headrace.storage.opened import OpenedBatches
 from headrace.storage.segment import HEADER_BYTES, Segment, log_directory
 
@@ -72,6 +73,10 @@ class Pending:
     partition: Partition
     base_offset: int
     batches: list[AnyBatch] = field(default_factory=list)
+    is_large: bool = False
+    """Whether the batches go to the segment first, and the journal only refers to them."""
+    singles: tuple[list[bytes], list[bytes | None] | None] | None = None
+    """Values and keys of the last batch if further single records may join it."""
 
 
 class Partition:
@@ -92,6 +97,9 @@ class Partition:
         """Bytes that `spill` has moved since the store was opened."""
         self.dropped = False
         self.lock = threading.Lock()
+        self.writing = threading.RLock()
+        """Held while the active segment is written or replaced. The writer holds it from the first byte of a large append until the append
+        is readable, so that maintenance does not write to the same place."""
         self.generation = 0
         """Number of changes of `segments` by compaction or retention. Readers compare it."""
         self.compacted_to = 0
@@ -129,10 +137,39 @@ class Partition:
             self.end = self.next
         return size
 
+    def write_large(self, batches: list[Built]) -> Reference:
+        """Write batches to the active segment, for a journal frame that refers to them. Requires `writing`, and that the tail is empty. The
+        caller syncs the segment. They are readable after `reveal`; `retract` removes them."""
+        assert not self.tail, "the batches of a segment are in order"
+        headers = [header for header, _ in batches]
+        size, base_offset = sum(header.size for header in headers), headers[0].base_offset
+        segment = self.segments[-1] if self.segments else None
+        if segment is None or segment.covers_to or (segment.size > HEADER_BYTES and segment.size + size > self.options.segment_bytes):
+            segment = self._roll(base_offset)
+        segment.append(batches)
+        return Reference(self.id, headers_crc(headers), segment.base_offset, segment.size, size, base_offset, headers[-1].next_offset)
+
+    def reveal(self, batches: list[Built]) -> None:
+        """Make the batches of `write_large` readable."""
+        segment = self.segments[-1]
+        size = sum(header.size for header, _ in batches)
+        with self.lock:
+            segment.extend(batches, segment.size + size)
+            self.end = self.next
+
+    def retract(self) -> None:
+        """Remove batches that no journal frame refers to. If this fails, recovery or a later write removes them."""
+        for segment in self.segments[-1:]:
+            with contextlib.suppress(OSError):
+                segment.cut_off()
+
     # Called by maintenance.
 
     def spill(self) -> None:
-        """Write the tail to segments, small batches joined. Batches that cannot be written stay in the tail, readable and safe."""
+        """Write the tail to segments, small batches joined. Batches that cannot be written stay in the tail, readable and safe.
+
+        Requires `writing`.
+        """
         while True:
             with self.lock:
                 batches, segment = self.tail[:_SPILLED_BATCHES_MAX], self.segments[-1] if self.segments else None
@@ -169,12 +206,13 @@ class Partition:
 
     def roll(self) -> None:
         """Close the active segment. The new one preserves the next offset on disk, even if retention then removes all others."""
-        if self.segments and self.segments[-1].size > HEADER_BYTES:
-            self._roll(self.segments_end())
+        with self.writing:
+            if self.segments and self.segments[-1].size > HEADER_BYTES:
+                self._roll(self.segments_end())
 
     def drop(self) -> int:
         """Discard everything after the log was deleted, and ignore later pushes. Returns the size of the tail in bytes."""
-        with self.lock:
+        with self.writing, self.lock:
             dropped, self.tail_bytes, self.tail, self.segments = self.tail_bytes, 0, [], []
             self.dropped = True
             self.generation += 1
@@ -191,7 +229,11 @@ class Partition:
         """Read as the engine contract defines. `bytes_max` counts keys and values."""
         if not self.first <= offset <= self.end:
             raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
-        taken, end, generation = _Taken(offset, bytes_max, records_max), self.end, self.generation
+        end, generation = self.end, self.generation
+        opened = self._opened.find(self.id, generation, offset)
+        if opened is not None and (part := opened.part(offset, bytes_max, records_max)) is not None:
+            return [part]
+        taken = _Taken(offset, bytes_max, records_max)
         try:
             while not taken.full and taken.offset < end:
                 opened = self._opened.find(self.id, generation, taken.offset)

@@ -3,10 +3,10 @@
 1. Identity. Reject another format, a wrong key, a missing key.
 2. Manifest. Read the state of the last checkpoint; without it, read everything.
 3. Journal. Read the files that the manifest still needs, in order, frame by frame. A torn end is the end. Damage between intact frames is
-   reported and skipped.
+   reported and skipped. A reference to a segment takes the place of the checkpoint of its log.
 4. Segments. List those of each log, remove what a finished compaction or retention left over, and read headers.
 5. Ends. Read on from the checkpoint. From the first batch that the journal has, the journal takes precedence and is written again. Where
-   neither has the next batch, the gap is reported and later batches are kept.
+   neither has the next batch, the gap is reported and later batches are kept. Batches of large appends without a reference are cut off.
 6. Tails. Batches of the journal that continue the log become its tail in memory, and go to segments with the next checkpoint. So do batches
    at the end of the segment, which may be joined from several of the journal. A gap between them is reported, and later batches are kept.
 7. Numbers. The next journal file, log and frame get numbers above all used ones.
@@ -23,11 +23,22 @@ from dataclasses import dataclass, field
 
 from headrace.errors import CorruptData
 from headrace.storage import journal as journal_format
-from headrace.storage.batch import Built, StoredBatch
+from headrace.storage.batch import REFERENCED, Built, StoredBatch
 from headrace.storage.crypt import Keyring, WrongKey
 from headrace.storage.files import Files
-from headrace.storage.identity import Identity, read_identity, write_identity
-from headrace.storage.journal import Damage, JournalStart, file_size, journal_number, journal_path, read_journal, sync_file
+from headrace.storage.identity import FORMAT, Identity, read_identity, write_identity
+from headrace.storage.journal import (
+    Damage,
+    Frame,
+    JournalStart,
+    Reference,
+    file_size,
+    headers_crc,
+    journal_number,
+    journal_path,
+    read_journal,
+    sync_file,
+)
 from headrace.storage.manifest import PATH as MANIFEST_PATH
 from headrace.storage.manifest import Checkpointed, Manifest, read_manifest
 from headrace.storage.partition import LogOptions, Partition, StoreContext
@@ -74,16 +85,19 @@ def recover(context: StoreContext, report: RecoveryReport) -> tuple[dict[int, Pa
         size = file_size(files, MANIFEST_PATH)
         report.damaged(Damage(MANIFEST_PATH, 0, size, "unreadable; every segment and journal file is read instead"))
     known = manifest or Manifest()
-    replayed, start = _read_journals(files, keyring, known, report)
+    replayed, references, start = _read_journals(files, keyring, known, report)
+    has_all = references.is_complete and not (unreadable or report.damages)
     remove_logs(files, sorted(known.deleted))  # a crash may have interrupted their removal
     partitions: dict[int, Partition] = {}
-    for log in sorted(logs_on_disk(files) | known.logs.keys() | replayed.keys()):
+    for log in sorted(logs_on_disk(files) | known.logs.keys() | replayed.keys() | references.found.keys()):
         if log in known.deleted:
             continue
         partition = partitions[log] = Partition(context, log, LogOptions())
         batches = sorted(replayed.get(log, []), key=lambda batch: batch.header.base_offset)
-        _open_segments(files, partition, known.logs.get(log), report)
-        behind = _find_end(partition, known.logs.get(log), batches, keyring, report)
+        state = references.advance(files, log, known.logs.get(log))
+        _open_segments(files, partition, state, report)
+        _verify(partition, references.after(log, known.logs.get(log)), keyring, report)
+        behind = _find_end(partition, state, batches, keyring, report, has_all)
         _build_tail(partition, [*batches, *behind], report)
         report.unjournaled += _unjournaled(partition.tail, batches)
     report.next_log = max([known.next_log, *(log + 1 for log in partitions)])
@@ -103,6 +117,8 @@ def _check_identity(files: Files, keyring: Keyring | None, report: RecoveryRepor
         write_identity(files, Identity(fingerprint))
         return
     if identity.key == fingerprint:
+        if identity.format != FORMAT:  # before anything that an earlier release cannot read
+            write_identity(files, Identity(fingerprint))
         return
     if identity.key is None:
         raise WrongKey("the data directory is not encrypted, but an encryption key is configured")
@@ -124,10 +140,11 @@ def _sync_names(files: Files) -> None:
 
 def _read_journals(
     files: Files, keyring: Keyring | None, manifest: Manifest, report: RecoveryReport
-) -> tuple[dict[int, list[StoredBatch]], JournalStart]:
-    """Return the batches of all frames by log, and the start of the new journal."""
-    numbers = sorted(number for name in files.list(journal_format.DIRECTORY) if (number := journal_number(name)) is not None)
+) -> tuple[dict[int, list[StoredBatch]], References, JournalStart]:
+    """Return the batches of all frames by log, the references, and the start of the new journal."""
+    numbers = journal_numbers(files)
     replayed: dict[int, list[StoredBatch]] = {}
+    references = References(manifest, numbers)
     frame_next = manifest.frame
     for number in numbers:
         if number < manifest.journal:
@@ -135,12 +152,59 @@ def _read_journals(
         for frame in read_journal(files, number, keyring, report.damaged):
             report.frames += 1
             frame_next = max(frame_next, frame.number + 1)
+            references.add(frame)
             for batch in frame.batches:
                 replayed.setdefault(batch.header.log, []).append(batch)
         # A killed process may have left frames in the page cache only. They must not be lost if later frames survive.
         sync_file(files, journal_path(number))
     journal_next = max([manifest.journal, 1, *(number + 1 for number in numbers)])
-    return replayed, JournalStart(journal_next, frame_next, [number for number in numbers if number < manifest.journal])
+    return replayed, references, JournalStart(journal_next, frame_next, [number for number in numbers if number < manifest.journal])
+
+
+def journal_numbers(files: Files) -> list[int]:
+    return sorted(number for name in files.list(journal_format.DIRECTORY) if (number := journal_number(name)) is not None)
+
+
+class References:
+    """References of all frames, by log. A segment was synced up to the end of the last one, which replaces the log's checkpoint."""
+
+    def __init__(self, manifest: Manifest, numbers: list[int]) -> None:
+        self.found: dict[int, list[Reference]] = {}
+        self.is_complete = bool(manifest.journal) or numbers == list(range(1, len(numbers) + 1))
+        """False if there is no manifest and earlier journal files are gone: references may be missing, and logs may not start at 0."""
+
+    def add(self, frame: Frame) -> None:
+        for reference in frame.references:
+            self.found.setdefault(reference.log, []).append(reference)
+
+    def after(self, log: int, known: Checkpointed | None) -> list[Reference]:
+        """Return the references that the checkpoint does not cover."""
+        return [reference for reference in self.found.get(log, ()) if known is None or reference.end_offset > known.end]
+
+    def advance(self, files: Files, log: int, known: Checkpointed | None) -> Checkpointed | None:
+        """Return the later one of the checkpoint and the last reference."""
+        for reference in self.after(log, known)[-1:]:
+            first = known.first if known else 0 if self.is_complete else min(_bases(files, log), default=0)
+            return Checkpointed(first, reference.end_offset, reference.segment_base, reference.stop)
+        return known
+
+
+def mismatch(segment: Segment, reference: Reference, keyring: Keyring | None) -> str:
+    """Return why the segment does not hold what the frame refers to; empty if it does."""
+    scan = segment.scan(reference.position, min(reference.stop, segment.size), keyring, lambda damage: None)
+    headers = [batch.header for _, batch in scan]
+    if sum(header.size for header in headers) == reference.size and headers_crc(headers) == reference.crc:
+        return ""
+    return f"offsets {reference.base_offset} to {reference.end_offset - 1} do not match the journal frame that refers to them"
+
+
+def _verify(partition: Partition, references: list[Reference], keyring: Keyring | None, report: RecoveryReport) -> None:
+    """Report damage to batches that the journal refers to. Reads skip it, as they do in a checkpointed part."""
+    segments = {segment.base_offset: segment for segment in partition.segments}
+    for reference in references:
+        segment = segments.get(reference.segment_base)
+        if segment is not None and not segment.covers_to and (why := mismatch(segment, reference, keyring)):
+            report.damaged(Damage(segment.path, reference.position, reference.size, why))
 
 
 # Steps 4 and 5.
@@ -150,6 +214,11 @@ def logs_on_disk(files: Files) -> set[int]:
     return {int(name) for name in files.list(LOGS) if len(name) == 8 and name.isascii() and name.isdigit()}
 
 
+def _bases(files: Files, log: int) -> list[int]:
+    """Return the base offsets of the segments of a log."""
+    return sorted(base for name in files.list(log_directory(log)) if (base := segment_base(name)) is not None)
+
+
 def _open_segments(files: Files, partition: Partition, known: Checkpointed | None, report: RecoveryReport) -> None:
     """Set the partition's segments and first offset."""
     log = partition.id
@@ -157,7 +226,7 @@ def _open_segments(files: Files, partition: Partition, known: Checkpointed | Non
     for name in names:
         if name.endswith(TEMPORARY_SUFFIX):
             files.remove(f"{log_directory(log)}/{name}")
-    bases = sorted(base for name in names if (base := segment_base(name)) is not None)
+    bases = _bases(files, log)
     if known and known.segment_size:  # its creation failed, and the active segment continued
         for base in [base for base in bases if known.segment_base < base < known.end]:
             files.remove(segment_path(log, base))
@@ -217,16 +286,24 @@ def _without_left_overs(files: Files, segments: list[Segment], known: Checkpoint
 
 
 def _find_end(
-    partition: Partition, known: Checkpointed | None, batches: list[StoredBatch], keyring: Keyring | None, report: RecoveryReport
+    partition: Partition,
+    known: Checkpointed | None,
+    batches: list[StoredBatch],
+    keyring: Keyring | None,
+    report: RecoveryReport,
+    has_all: bool,
 ) -> list[StoredBatch]:
-    """Read segments beyond the checkpoint. Returns intact batches after the position where the journal takes over."""
+    """Read segments beyond the checkpoint. Returns intact batches after the position where the journal takes over.
+
+    `has_all`: the journal has all references that the checkpoint does not cover, so other batches of large appends do not count.
+    """
     partition.end = partition.next = max(partition.first, known.end if known else 0)
     behind: list[StoredBatch] = []
     for number, segment in enumerate(partition.segments):
         if known and segment.base_offset < known.segment_base:
             continue
         follower = partition.segments[number + 1] if number + 1 < len(partition.segments) else None
-        end, left = _find_segment_end(segment, known, batches, keyring, report)
+        end, left = _find_segment_end(segment, known, batches, keyring, report, has_all)
         if follower is not None and end < follower.base_offset:
             end = _fill(segment, end, follower.base_offset, [*batches, *left], report)
         if follower is not None:
@@ -238,7 +315,12 @@ def _find_end(
 
 
 def _find_segment_end(
-    segment: Segment, known: Checkpointed | None, batches: list[StoredBatch], keyring: Keyring | None, report: RecoveryReport
+    segment: Segment,
+    known: Checkpointed | None,
+    batches: list[StoredBatch],
+    keyring: Keyring | None,
+    report: RecoveryReport,
+    has_all: bool,
 ) -> tuple[int, list[StoredBatch]]:
     """Return (the offset after the batches that stay in the segment, the intact batches after it)."""
     position, end = HEADER_BYTES, segment.base_offset
@@ -253,6 +335,8 @@ def _find_segment_end(
     behind: list[StoredBatch] = []
     whole = position
     for at, batch in segment.scan(position, segment.size, keyring, lambda damage: None):
+        if has_all and batch.header.flags & REFERENCED:
+            continue  # a large append that was not finished, or was rejected
         expected = at == whole and batch.header.base_offset == end
         # Batches in the journal are written again: a sync of these pages may have failed in the killed process, and would not fail again.
         if behind or end in journaled or (not expected and batch.header.base_offset < end):

@@ -176,7 +176,21 @@ class SparseIndex:
 class Segment:
     """One segment file. `size` and `index` grow with appends. Readers ignore bytes beyond `size`."""
 
-    __slots__ = ("_expiry", "_file", "_growing", "base_offset", "covers_to", "dirty", "files", "hints", "index", "log", "path", "size")
+    __slots__ = (
+        "_expiry",
+        "_file",
+        "_growing",
+        "base_offset",
+        "changes",
+        "covers_to",
+        "dirty",
+        "files",
+        "hints",
+        "index",
+        "log",
+        "path",
+        "size",
+    )
 
     def __init__(self, files: Files, log: int, base_offset: int, *, size: int, covers_to: int = 0) -> None:
         self.files = files
@@ -189,6 +203,8 @@ class Segment:
         """None until first used."""
         self.dirty = False
         """Whether unsynced data exists. Cleared only after the sync has returned."""
+        self.changes = 0
+        """Number of writes and truncations. A sync covers those before its start."""
         self.hints: dict[int, int] = {}
         """Positions where recent reads ended, by offset. Verified like the index."""
         self._file: File | None = None
@@ -231,7 +247,9 @@ class Segment:
 
     def append(self, batches: list[Built]) -> int:
         """Write batches after the last one. Returns the new size, which the caller then publishes with `extend`."""
-        self.file().write_at(self.size, [part for _, parts in batches for part in parts])
+        file = self.file()
+        self._change()
+        file.write_at(self.size, [part for _, parts in batches for part in parts])
         return self.size + sum(header.size for header, _ in batches)
 
     def extend(self, batches: list[Built], size: int) -> None:
@@ -242,14 +260,18 @@ class Segment:
                     self.index.add(header, position)
                     position += header.size
             self.size = size
-            self.dirty = True
+
+    def _change(self) -> None:
+        """Record that the file changes. This comes first, so that no other thread closes the file before the change is synced."""
+        self.changes += 1
+        self.dirty = True
 
     def cut_off(self) -> None:
         """Truncate the bytes after the last batch. A crash may leave some that the batches written since do not cover."""
         file = self.file()
         if file.size() > self.size:
+            self._change()
             file.truncate(self.size)
-            self.dirty = True
 
     def sync(self) -> None:
         """Sync the file. Raises `SyncFailed`, after which the store must not write, or `OSError` if the file cannot be opened."""

@@ -3,7 +3,10 @@
     stage() ─ staged ─▶ flush(): place · build batches · one journal frame · fdatasync ─▶ tails, acknowledgements   (writer)
                                                                 tails ─▶ segments ─▶ checkpoint ─▶ old journals     (maintenance)
 
+Large appends go to their segment first, and the journal frame only refers to them (`storage/large.py`).
+
 The writer takes everything that was staged during the last flush, so that batches grow with the load and an idle store replies at once.
+After a flush of several appends it waits for as many again, at most as long as the sync took.
 With `threads=False` no thread is started and the caller takes the steps, as the crash tests do.
 
 If a journal write or a sync fails, the store accepts no more writes. Reads continue, and opening it again starts from the state on disk.
@@ -17,18 +20,20 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from itertools import repeat
+from typing import Any, Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
 from headrace.histogram import BYTES, Histogram
-from headrace.limits import BATCH_BYTES_TARGET, MIB, OPENED_BATCHES_BYTES_MAX
-from headrace.records import Ack, AnyBatch, Appended, Bounds, ColumnBatch, RecordBatch
-from headrace.storage.batch import Built, StoredBatch, build
-from headrace.storage.batching import chunked
+from headrace.limits import BATCH_BYTES_TARGET, LARGE_APPEND_BYTES, MIB, OPENED_BATCHES_BYTES_MAX
+from headrace.records import Ack, AnyBatch, Appended, AppendedEach, Bounds, ColumnBatch, RecordBatch
+from headrace.storage.batch import Built, StoredBatch, build, build_plain
+from headrace.storage.batching import chunked, plain_values
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import DISK_FULL_ERRNOS, Files, is_exhausted
 from headrace.storage.health import Health
 from headrace.storage.journal import Journal, SyncFailed
+from headrace.storage.large import LargeAppends
 from headrace.storage.maintenance import Maintenance
 from headrace.storage.opened import OpenedBatches
 from headrace.storage.partition import LogOptions, Partition, Pending, StoreContext
@@ -37,10 +42,15 @@ from headrace.storage.recovery import RecoveryReport, recover
 FLUSH_BYTES_MAX: Final = 8 * MIB
 """Size of one flush, which bounds the wait of the next append. A flush always takes at least one append."""
 STAGED_BYTES_MAX: Final = 512 * MIB
+_AWAIT_SECONDS_MAX: Final = 0.002
+_HASTY_FLUSHES: Final = 32
+"""Flushes that do not wait for more appends, after one that has waited in vain."""
 
 LateBatch: TypeAlias = Callable[[Sequence[Appended]], AnyBatch]
 Done: TypeAlias = Callable[["list[Appended] | BrokerError"], None]
-Completion: TypeAlias = tuple[Done, "list[Appended] | BrokerError"]
+DoneEach: TypeAlias = Callable[["AppendedEach | BrokerError"], None]
+Completion: TypeAlias = tuple[Callable[[Any], None], "list[Appended] | AppendedEach | BrokerError"]
+"""The `done` of an append, and its result."""
 Deliver: TypeAlias = Callable[[list[Completion], list[int]], None]
 """Called with the completions of one flush and the logs whose end moved."""
 
@@ -55,10 +65,12 @@ class StoreOptions:
     """Reserved free space. When less is free, only internal tables and deletes may write."""
     tail_bytes_max: int = 64 * MIB
     """Total size of tails above which the writer waits for maintenance."""
+    large_bytes: int = LARGE_APPEND_BYTES
+    """Size from which on the records that a flush adds to one log go to the segment first."""
     opened_bytes_max: int = OPENED_BATCHES_BYTES_MAX
     key: bytes | None = field(default=None, repr=False)
     ticks: Callable[[], float] = lambda: 0.0
-    """Seconds of a monotonic clock, for the durations in `StoreCounters`."""
+    """Seconds of a monotonic clock, for durations. A flush waits for appends that are likely to come, at most as long as a sync takes."""
 
 
 @dataclass(slots=True)
@@ -69,6 +81,19 @@ class Staged:
     ack: Ack
     now: int
     done: Done
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class StagedEach:
+    """Independent records that wait for the writer: each value goes to the log with the same index."""
+
+    logs: Sequence[int]
+    values: Sequence[bytes]
+    keys: Sequence[bytes | None] | None
+    ack: Ack
+    now: int
+    done: DoneEach
     size_bytes: int
 
 
@@ -134,11 +159,19 @@ class Store:
         self._next_log = report.next_log
         self.deleted = dict(report.deleted)
         """Deleted logs, each with the last journal file that may hold batches of it."""
-        self._staged: deque[Staged] = deque()
-        self._urgent: deque[Staged] = deque()
+        self._staged: deque[Staged | StagedEach] = deque()
+        self._urgent: deque[Staged | StagedEach] = deque()
         """Appends that are written before the others."""
         self._staged_bytes = 0
         self._wake = threading.Event()
+        self._awaited = 1
+        """Staged appends from which on the writer is woken."""
+        self._flushed = 0
+        """Appends of the last flush."""
+        self._hasty_flushes = 0
+        """Flushes to come that do not wait for more appends."""
+        self._sync_seconds = 0.0
+        """Duration of the last sync, at most `_AWAIT_SECONDS_MAX`."""
         self._stopping = False
         self._writer: threading.Thread | None = None
         self.maintenance = Maintenance(self)
@@ -242,13 +275,30 @@ class Store:
     ) -> None:
         """Queue one atomic append. `done` gets its placements or an error. `reserve` allows it to use the headroom; `urgent` writes it
         before the others."""
-        error = self._rejection(size_bytes, reserve)
+        self._queue(Staged(appends, ack, now, done, size_bytes), reserve, self._urgent if urgent else self._staged)
+
+    def stage_each(
+        self,
+        logs: Sequence[int],
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None,
+        *,
+        ack: Ack,
+        now: int,
+        done: DoneEach,
+        size_bytes: int,
+    ) -> None:
+        """Queue independent records. A log that is deleted before they are written fails only its own."""
+        self._queue(StagedEach(logs, values, keys, ack, now, done, size_bytes), False, self._staged)
+
+    def _queue(self, item: Staged | StagedEach, reserve: bool, waiting: deque[Staged | StagedEach]) -> None:
+        error = self._rejection(item.size_bytes, reserve)
         if error is not None:
-            done(error)
+            item.done(error)
             return
-        self._staged_bytes += size_bytes
-        (self._urgent if urgent else self._staged).append(Staged(appends, ack, now, done, size_bytes))
-        if not self._wake.is_set():
+        self._staged_bytes += item.size_bytes
+        waiting.append(item)
+        if (waiting is self._urgent or len(self._staged) >= self._awaited) and not self._wake.is_set():
             self._wake.set()
 
     def _rejection(self, size_bytes: int, reserve: bool) -> BrokerError | None:
@@ -269,6 +319,7 @@ class Store:
     def flush(self) -> bool:
         """Write what is staged. Returns whether there was anything to write."""
         staged = self._drain()
+        self._flushed = len(staged)
         if not staged:
             return False
         began = self.options.ticks()
@@ -282,27 +333,36 @@ class Store:
             raise
         return True
 
-    def _flush(self, staged: list[Staged]) -> None:
+    def _flush(self, staged: list[Staged | StagedEach]) -> None:
         if self.failure is not None:
             self.deliver([(item.done, self.failure) for item in staged], [])
             return
         # One time for the whole flush: records without a timestamp then use the batch's timestamp and need no column.
         now = max(item.now for item in staged)
-        small = sum(item.size_bytes for item in staged) <= BATCH_BYTES_TARGET
+        size = sum(item.size_bytes for item in staged)
+        small = size <= BATCH_BYTES_TARGET
         pending: dict[int, Pending] = {}
         completions: dict[Ack, list[Completion]] = {ack: [] for ack in Ack}
         for item in staged:
-            completions[item.ack].append((item.done, self._place(item, pending, now)))
+            result = self._place_each(item, pending, now) if isinstance(item, StagedEach) else self._place(item, pending, now)
+            completions[item.ack].append((item.done, result))
         if completions[Ack.NONE]:
             self.deliver(completions[Ack.NONE], [])
         if pending:
+            if size >= self.options.large_bytes and completions[Ack.DURABLE]:
+                for ahead in pending.values():
+                    ahead.is_large = self._is_large(ahead)
             self._commit(pending, completions, now, small)
         elif waiting := completions[Ack.WRITTEN] + completions[Ack.DURABLE]:
             self.deliver(waiting, [])
 
-    def _drain(self) -> list[Staged]:
+    def _is_large(self, ahead: Pending) -> bool:
+        # Compaction reads its log while the writer appends, and must find each batch in the journal or in a synced segment.
+        return not ahead.partition.options.compact and sum(batch.size_bytes for batch in ahead.batches) >= self.options.large_bytes
+
+    def _drain(self) -> list[Staged | StagedEach]:
         """Take the appends of the next flush. Urgent ones get their own flush, so that they do not wait for the rest."""
-        drained: list[Staged] = []
+        drained: list[Staged | StagedEach] = []
         size, waiting = 0, self._urgent or self._staged
         while waiting and size < FLUSH_BYTES_MAX:
             item = waiting.popleft()
@@ -324,64 +384,124 @@ class Store:
                 record_batch = record_batch if isinstance(record_batch, (RecordBatch, ColumnBatch)) else record_batch(placed)
             except BrokerError as error:
                 return error
-            base = ends.get(log, partition.next)
-            ends[log] = base + len(record_batch)
-            placed.append(Appended(base, len(record_batch), now if record_batch.timestamps is None else record_batch.timestamps[0]))
+            base, count = ends.get(log, partition.next), len(record_batch.values)
+            ends[log] = base + count
+            placed.append(Appended(base, count, now if record_batch.timestamps is None else record_batch.timestamps[0]))
             taken.append((log, partition, record_batch))
         for log, partition, record_batch in taken:
             ahead = pending.get(log)
             if ahead is None:
+                pending[log] = Pending(partition, partition.next, [record_batch])
+            else:
+                ahead.batches.append(record_batch)
+                ahead.singles = None
+        for log, end in ends.items():
+            self.partitions[log].next = end
+        return placed
+
+    def _place_each(self, item: StagedEach, pending: dict[int, Pending], now: int) -> AppendedEach:
+        """Assign offsets to independent records. Adjacent ones of one log share a batch."""
+        placed = AppendedEach([], now)
+        offsets, keys = placed.offsets, repeat(None) if item.keys is None else item.keys
+        is_keyed = item.keys is not None
+        for log, value, key in zip(item.logs, item.values, keys, strict=False):
+            ahead = pending.get(log)
+            if ahead is None:
+                partition = self.partitions.get(log)
+                if partition is None:
+                    placed.failed[len(offsets)] = Unavailable(f"log {log} was deleted before the append was written")
+                    offsets.append(0)
+                    continue
                 ahead = pending[log] = Pending(partition, partition.next)
-            ahead.batches.append(record_batch)
-            partition.next += len(record_batch)
+            else:
+                partition = ahead.partition
+            singles = ahead.singles
+            if singles is None or (singles[1] is None) is is_keyed:
+                singles = ahead.singles = ([], [] if is_keyed else None)
+                ahead.batches.append(RecordBatch(*singles))
+            singles[0].append(value)
+            if is_keyed:
+                singles[1].append(key)  # type: ignore[union-attr]  # it has keys as `is_keyed` says
+            offset = partition.next
+            partition.next = offset + 1
+            offsets.append(offset)
         return placed
 
     def _commit(self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int, small: bool) -> None:
         """Write the frame, sync it if an append requires it, and deliver the results."""
         waiting = completions[Ack.WRITTEN] + completions[Ack.DURABLE]
         error: BrokerError
-        try:
-            built = self._write(pending, now, small)
-            if completions[Ack.DURABLE]:
-                began = self.options.ticks()
-                self.journal.sync()
-                self.counters.sync_duration.observe(self.options.ticks() - began)
-        except (SyncFailed, BrokerError) as failure:
-            error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the journal failed: {failure}")
-            self.deliver([(done, error) for done, _ in waiting], [])
-            return
-        size = sum(partition.push(batches) for partition, batches in built)
-        self.maintenance.touch([partition for partition, _ in built], size)
-        self.counters.records += sum(header.count for _, batches in built for header, _ in batches)
-        self.counters.journal_bytes += size
-        self.counters.flush_bytes.observe(size)
+        with LargeAppends(self.files, self.maintenance) as large:
+            try:
+                built = self._write(pending, now, small, large)
+                if completions[Ack.DURABLE]:
+                    self._sync()
+            except (SyncFailed, BrokerError) as failure:
+                error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the log failed: {failure}")
+                self.deliver([(done, error) for done, _ in waiting], [])
+                return
+            size = sum(partition.push(batches) for partition, batches in built)
+            self.maintenance.touch([partition for partition, _ in built], size)
+            self.counters.journal_bytes += size
+            self.counters.flush_bytes.observe(size)
+            large.reveal()
+        self.counters.records += sum(ahead.partition.next - ahead.base_offset for ahead in pending.values())
         self.deliver(waiting, list(pending))
 
-    def _write(self, pending: dict[int, Pending], now: int, small: bool) -> list[tuple[Partition, list[Built]]]:
-        """Write the frame. Raises `DiskFull` and `Unavailable`, after which nothing is written, and `StorageFailed`."""
+    def _sync(self) -> None:
+        began = self.options.ticks()
+        self.journal.sync()
+        seconds = self.options.ticks() - began
+        self.counters.sync_duration.observe(seconds)
+        self._sync_seconds = min(seconds, _AWAIT_SECONDS_MAX)
+
+    def _write(self, pending: dict[int, Pending], now: int, small: bool, large: LargeAppends) -> list[tuple[Partition, list[Built]]]:
+        """Write large appends to their segments and the frame. Returns the batches in the frame.
+
+        Raises `DiskFull` and `Unavailable`, after which nothing is written, and `StorageFailed` and `SyncFailed`.
+        """
         try:
-            built = [(ahead.partition, self._build(ahead, now, small)) for ahead in pending.values()]
-            self.journal.append([encoded for _, batches in built for encoded in batches])
+            built: list[tuple[Partition, list[Built]]] = []
+            for ahead in pending.values():
+                if ahead.is_large:
+                    large.hold(ahead)
+                batches = self._build(ahead, now, small)
+                if ahead.is_large:
+                    large.write(ahead.partition, batches)
+                else:
+                    built.append((ahead.partition, batches))
+            encoded = [one for _, batches in built for one in batches]
+            if large.references:
+                large.sync()
+                self.journal.append(encoded, large.references)
+            else:
+                self.journal.append(encoded)
             return built
         except (OSError, MemoryError) as failure:
             for ahead in pending.values():
                 ahead.partition.next = ahead.base_offset
+            if is_exhausted(failure) or (isinstance(failure, OSError) and failure.errno in DISK_FULL_ERRNOS):
+                large.retract()
             if isinstance(failure, OSError) and failure.errno in DISK_FULL_ERRNOS:
                 raise DiskFull(
-                    f"no room for the journal: {failure.strerror}; nothing was written, try again when there is space"
+                    f"no room for the journal or a segment: {failure.strerror}; nothing was written, try again when there is space"
                 ) from failure
             if is_exhausted(failure):
                 why = str(failure) or "out of memory"
-                raise Unavailable(f"the journal cannot be written now: {why}; nothing was written, try again") from failure
-            raise self.fence(f"writing the journal failed: {failure}") from failure
+                raise Unavailable(f"the append cannot be written now: {why}; nothing was written, try again") from failure
+            raise self.fence(f"writing the log failed: {failure}") from failure
 
     def _build(self, pending: Pending, now: int, small: bool) -> list[Built]:
         """Build batches of about `BATCH_BYTES_TARGET` for one log; a single one if the whole flush is `small` and has no column batches."""
         batches: list[Built] = []
         partition, offset = pending.partition, pending.base_offset
         compress, keyring = partition.options.compress, partition.keyring
+        is_plain = len(pending.batches) == 1 and not (compress or keyring or pending.is_large)
+        if is_plain and (values := plain_values(pending.batches[0], small=small)):
+            assert offset + len(values) == partition.next, "every record has its assigned offset"
+            return [build_plain(partition.id, offset, values, now)]
         for part in chunked(pending.batches, now, small=small):
-            batches.append(build(partition.id, offset, part, now=now, compress=compress, keyring=keyring))
+            batches.append(build(partition.id, offset, part, now=now, compress=compress, keyring=keyring, referenced=pending.is_large))
             offset += len(part.values)
         assert offset == partition.next, "every record has its assigned offset"
         return batches
@@ -400,11 +520,27 @@ class Store:
             try:
                 while self.flush():
                     self.maintenance.after_flush()
+                    self._await_appends()
             except Exception as failure:
                 self.fence(f"the writer failed: {failure!r}")  # as a failed flush has done already
                 self._wake.set()  # the next round rejects the other appends
             if self._stopping and not self._staged and not self._urgent:
                 return
+
+    def _await_appends(self) -> None:
+        """Wait briefly until as many appends are staged as the last flush had: their publishers send the next ones when they get their
+        replies. A flush that starts with the first of these makes all others wait for two syncs. Where they do not come in time, the
+        following flushes do not wait."""
+        if self._hasty_flushes:
+            self._hasty_flushes -= 1
+            return
+        if self._flushed < 2 or not self._sync_seconds or len(self._staged) >= self._flushed:
+            return
+        self._awaited = self._flushed
+        self._wake.clear()
+        if len(self._staged) < self._flushed and not (self._urgent or self._stopping) and not self._wake.wait(self._sync_seconds):
+            self._hasty_flushes = _HASTY_FLUSHES
+        self._awaited = 1
 
     # Maintenance steps, for callers without threads.
 

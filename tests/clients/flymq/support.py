@@ -14,6 +14,7 @@ from headrace.net.protocol import ServedProtocol
 from headrace.sessions.flymq.session import FlyMqSession, FlyMqSettings
 from headrace.wire.flymq import Dialect, RequestDecoder, encode_reply, opcode_of, sniff
 from headrace.wire.flymq import messages as m
+from headrace.wire.flymq.advanced_messages import DelayedBatch
 from tests.sessions.flymq.support import DEV, ListenerContext, running_server
 
 FAST = FlyMqOptions(backoff=lambda attempt: 0.01 if attempt else 0.0, poll_seconds_min=0.001, poll_seconds_max=0.01)
@@ -101,7 +102,13 @@ def _one_by_one(events: list[m.RequestEvent]) -> list[m.Request]:
     requests: list[m.Request] = []
     for event in events:
         assert not isinstance(event, m.Broken | m.Malformed | m.Packed | m.UnknownOpcode), event
-        if isinstance(event, m.ProduceBatch):
+        if isinstance(event, m.ProduceMany):
+            requests += event.batches()
+        elif isinstance(event, m.CommitBatch):
+            requests += event.commits()
+        elif isinstance(event, DelayedBatch):
+            requests += event.messages()
+        elif isinstance(event, m.ProduceBatch):
             requests += [m.ProduceBatch(event.topic, [value]) for value in event.values]
         else:
             requests.append(event)

@@ -13,6 +13,7 @@ from headrace.errors import CorruptData
 from headrace.limits import FLYMQ_FETCH_BYTES_MAX, FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.records import RecordBatch
 from headrace.sessions.flymq.reading import RECORDS_DEFAULT
+from headrace.sessions.flymq.session import FlyMqSession
 from headrace.wire.flymq import Dialect
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.messages import Consume, Consumed, ConsumeZeroCopy, Fetch, FetchBinary, Fetched, ProduceBatch
@@ -205,3 +206,12 @@ async def test_a_peer_that_does_not_take_its_replies_gets_no_further_ones() -> N
             peer.send(*[Fetch("t", 0, 0, 1)] * 3)
         assert peer.wire.pauses == 1, "and it is not read meanwhile"
         peer.session.lost()
+
+
+async def test_a_read_of_records_in_memory_starts_no_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_server() as server:
+        peer = await filled(server, b"a", b"b", b"c")
+        monkeypatch.setattr(FlyMqSession, "_start", None)
+        assert await peer.one(Consume("t", 0, 1)) == Consumed(b"", b"b")
+        assert await peer.one(Fetch("t", 0, 1, 1)) == Fetched([1], [b"b"], 2)
+        assert await peer.one(Fetch("t", 0, 1, 9)) == Fetched([1, 2], [b"b", b"c"], 3)

@@ -212,3 +212,19 @@ async def test_long_rows_of_records_are_one_batch(count: int) -> None:
         assert len(staged) == 1
         ended = await peer.one(TxnCommit(id))
         assert isinstance(ended, TxnEnded) and [one.offset for one in ended.records] == list(range(count))
+
+
+async def test_transactions_that_are_being_committed_do_not_count_as_open() -> None:
+    async with running_server() as server:
+        peer = server.peer()
+        await peer.one(CreateTopic("slow", 1))
+        ids = [await _begin(peer) for _ in range(FLYMQ_TRANSACTIONS_MAX)]
+        server.engine.hold("slow")
+        peer.send(*(request for id in ids for request in (TxnProduceBatch(id, "slow", [b"x"]), TxnCommit(id))))
+        peer.send(TxnBegin(), TxnCommit(ids[0]))
+        await rest()
+        server.engine.release("slow")
+        *ended, begun, again = await peer.replies(2 * FLYMQ_TRANSACTIONS_MAX + 2)
+        assert all(isinstance(reply, TxnEnded) for reply in ended[1::2])
+        assert isinstance(begun, TxnBegun)
+        assert isinstance(again, Failure) and "is being committed" in again.message

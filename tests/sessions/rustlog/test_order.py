@@ -17,9 +17,10 @@ from headrace.limits import (
     OUTPUT_BUFFER_BYTES_MAX,
     OUTPUT_HIGH_WATER_BYTES,
     RUSTLOG_REQUESTS_IN_FLIGHT_MAX,
+    TURN_BYTES_MIN,
 )
 from headrace.records import RecordBatch
-from headrace.sessions.rustlog.session import RustLogSettings
+from headrace.sessions.rustlog.session import RustLogSession, RustLogSettings
 from headrace.wire.rustlog import Dialect, encode_request
 from headrace.wire.rustlog import messages as m
 from tests.sessions.rustlog.support import WHO, ListenerContext, Peer, running_server
@@ -340,7 +341,7 @@ async def test_a_fetch_looks_again_whether_its_peer_may_be_fed_when_there_is_a_p
     places = server.context.turns.fetches
     for _ in range(FETCHES_AT_ONCE_MAX):
         await places.acquire()
-    peer.send(frames(m.Fetch("t", 0, 0, 100)))
+    peer.send(frames(m.Fetch("t", 0, 0, TURN_BYTES_MIN + 1)))
     await turn()
     peer.wire.unsent_bytes = OUTPUT_HIGH_WATER_BYTES + 1
     for _ in range(FETCHES_AT_ONCE_MAX):
@@ -350,3 +351,11 @@ async def test_a_fetch_looks_again_whether_its_peer_may_be_fed_when_there_is_a_p
     peer.wire.unsent_bytes = 0
     peer.session.drained()
     assert await peer.replies(1) == [m.FetchReply(range(1), [b"x"], 1)]
+
+
+async def test_a_small_fetch_of_records_in_memory_starts_no_work(server: ListenerContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    await server.broker.publish(WHO, "t", RecordBatch([b"x", b"y"]), partition=0)
+    peer = server.connect()
+    monkeypatch.setattr(RustLogSession, "_start", None)
+    peer.send(frames(m.Fetch("t", 0, 1, 100)))
+    assert await peer.replies(1) == [m.FetchReply(range(1, 2), [b"y"], 2)]

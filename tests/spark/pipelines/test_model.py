@@ -297,3 +297,28 @@ def test_two_things_of_one_name_are_rejected() -> None:
         pipeline.sink("out", "a", kind="console")
     with pytest.raises(InvalidKey, match="sources.a: there is a source or step of that name already"):
         pipeline.source("a", topic="b")
+
+
+def test_the_graph_names_the_inputs_of_each_step_and_the_sql() -> None:
+    pipeline = Pipeline("p")
+    pipeline.source("orders", topic="orders")
+    pipeline.source("rates", topics=["a", "b"])
+    pipeline.step("priced", sql="select * from orders join rates on orders.c = rates.c -- not reorders")
+
+    @pipeline.step
+    def large(priced: object) -> object:
+        return priced
+
+    pipeline.sink("out", "large", kind="topic", topic="large")
+    pipeline.sink("files", "orders", kind="parquet", path="files")
+    graph = pipeline.graph()
+    assert [(one["name"], one["text"]) for one in graph["sources"]] == [("orders", "topic orders"), ("rates", "topic a, b")]
+    assert [(one["name"], one["inputs"], one["text"]) for one in graph["steps"]] == [
+        ("priced", ["orders", "rates"], "SQL"),
+        ("large", ["priced"], "large"),
+    ]
+    assert str(graph["steps"][0]["sql"]).startswith("select * from orders")
+    assert [(one["name"], one["from"], one["text"]) for one in graph["sinks"]] == [
+        ("out", "large", "topic large"),
+        ("files", "orders", "parquet files"),
+    ]

@@ -6,7 +6,7 @@ A plant takes pytest's `MonkeyPatch` and changes the code to contain the mistake
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
@@ -18,8 +18,10 @@ from headrace.records import Ack
 from headrace.storage import compaction, joining, journal, maintenance, recovery, segment, store
 from headrace.storage.batch import EXPIRIES, KEYS, TIMESTAMPS, Built, StoredBatch, build, seal_columns
 from headrace.storage.crypt import Keyring
-from headrace.storage.journal import Frame, Journal, SyncFailed
+from headrace.storage.journal import Frame, Journal, Reference, SyncFailed
+from headrace.storage.large import LargeAppends
 from headrace.storage.maintenance import SPARE_JOURNALS, Maintenance
+from headrace.storage.manifest import Checkpointed
 from headrace.storage.partition import Partition, Pending
 from headrace.storage.segment import Segment, SparseIndex
 from headrace.storage.store import Completion, Store
@@ -102,9 +104,11 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     append = Journal.append
 
-    def split(self: Journal, batches: list[Built]) -> None:
+    def split(self: Journal, batches: list[Built], references: Sequence[Reference] = ()) -> None:
         for batch in batches:
             append(self, [batch])
+        for reference in references:
+            append(self, [], [reference])
 
     patch.setattr(Journal, "append", split)
 
@@ -127,14 +131,83 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     append = Journal.append
 
-    def leaking(self: Journal, batches: list[Built]) -> None:
+    def leaking(self: Journal, *rest: Any) -> None:
         try:
-            append(self, batches)
+            append(self, *rest)
         except OSError as failure:
             raise SyncFailed(str(failure)) from failure
 
     patch.setattr(Journal, "append", leaking)
     patch.setattr(Store, "fence", lambda self, why: DiskFull(why))
+
+
+# Large appends.
+
+
+@plant("a large append is not synced before the frame that refers to it")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LargeAppends, "sync", lambda self: None)
+
+
+@plant("a frame refers beyond the synced end of a segment")
+def _(patch: pytest.MonkeyPatch) -> None:
+    write = Partition.write_large
+
+    def early(self: Partition, batches: list[Built]) -> Reference:
+        if len(self.segments) and self.segments[-1].dirty:
+            self.segments[-1].sync()
+        return write(self, batches)
+
+    patch.setattr(Partition, "write_large", early)
+    patch.setattr(LargeAppends, "sync", lambda self: None)
+
+
+@plant("a checkpoint frees the journal and does not cover the large appends that it referred to")
+def _(patch: pytest.MonkeyPatch) -> None:
+    checkpointed, reveal = maintenance._checkpointed, Partition.reveal
+
+    def noted(self: Partition, batches: list[Built]) -> None:
+        before[self.id] = Checkpointed(self.first, batches[0][0].base_offset, self.segments[-1].base_offset, self.segments[-1].size)
+        reveal(self, batches)
+
+    before: dict[int, Checkpointed] = {}
+    patch.setattr(Partition, "reveal", noted)
+    patch.setattr(maintenance, "_checkpointed", lambda partition: before.get(partition.id) or checkpointed(partition))
+
+
+@plant("readers see a large append before its frame is synced")
+def _(patch: pytest.MonkeyPatch) -> None:
+    write = LargeAppends.write
+
+    def eager(self: LargeAppends, partition: Partition, batches: list[Built]) -> None:
+        write(self, partition, batches)
+        partition.reveal(batches)
+
+    patch.setattr(LargeAppends, "write", eager)
+    patch.setattr(LargeAppends, "reveal", lambda self: 0)
+
+
+@plant("recovery does not look at references")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery.References, "add", lambda self, frame: None)
+
+
+@plant("recovery keeps large appends that no frame refers to")
+def _(patch: pytest.MonkeyPatch) -> None:
+    find = recovery._find_end
+
+    def generous(
+        partition: Partition, known: Any, batches: list[StoredBatch], keyring: Any, report: Any, has_all: bool
+    ) -> list[StoredBatch]:
+        return find(partition, known, batches, keyring, report, False)
+
+    patch.setattr(recovery, "_find_end", generous)
+
+
+@plant("recovery takes the first reference of a log for the last")
+def _(patch: pytest.MonkeyPatch) -> None:
+    after = recovery.References.after
+    patch.setattr(recovery.References, "after", lambda self, log, known: after(self, log, known)[:1])
 
 
 # Journal files.
@@ -149,9 +222,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     append = Journal.append
 
-    def forgetful(self: Journal, batches: list[Built]) -> None:
+    def forgetful(self: Journal, *rest: Any) -> None:
         self._synced = self._written
-        append(self, batches)
+        append(self, *rest)
 
     patch.setattr(Journal, "append", forgetful)
 

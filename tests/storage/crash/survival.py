@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import cast
 
 from headrace.errors import BrokerError
 from headrace.records import Ack, Appended, RecordBatch
-from headrace.storage.batch import parse_header
+from headrace.storage.batch import MAGIC, REFERENCED, BatchHeader, parse_header
 from headrace.storage.check import check
 from headrace.storage.journal import HEADER_BYTES, SUFFIX, journal_number, read_journal
 from headrace.storage.store import Store
@@ -153,16 +153,25 @@ def _verify_nonces(first: Workload, upto: int, heir: Workload) -> None:
 
 
 def _nonces(operations: Sequence[Operation]) -> set[bytes]:
-    """Return the nonces of all batches in journals."""
+    """Return the nonces of all batches in journals, and of the large appends in segments."""
     found: set[bytes] = set()
     for operation in operations:
-        if operation.kind == "write" and operation.path.endswith(SUFFIX):
-            at = HEADER_BYTES
-            while at < len(operation.data):
-                header = parse_header(operation.data, at, operation.path)
-                found.add(header.nonce)
-                at += header.size
+        if operation.kind != "write":
+            continue
+        if operation.path.endswith(SUFFIX):
+            found.update(
+                header.nonce for header in _headers(operation, HEADER_BYTES + 48 * int.from_bytes(operation.data[36:40], "little"))
+            )
+        elif operation.data.startswith(MAGIC):
+            found.update(header.nonce for header in _headers(operation, 0) if header.flags & REFERENCED)
     return found
+
+
+def _headers(operation: Operation, at: int) -> Iterator[BatchHeader]:
+    while at < len(operation.data):
+        header = parse_header(operation.data, at, operation.path)
+        yield header
+        at += header.size
 
 
 def _differing(one: Content, other: Content) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,8 @@ FULL = ("write_at", "allocate", "create", "make_dir", "rename", "sync", "sync_di
 """Calls that may fail for lack of space."""
 EXHAUSTED = ("open", "open_readonly", "create", "list", "make_dir", "rename", "remove", "write_at", "allocate", "sync_dir")
 """Calls that may fail for lack of descriptors or memory. A file sync is not among them, because its failure leaves an unknown state."""
+LARGE = replace(SHAPE, large_bytes=150)
+"""Most appends are large."""
 PARTS = 3
 """The longest test is split for xdist: each part takes every third call."""
 
@@ -87,6 +90,17 @@ def test_want_of_descriptors_or_memory_breaks_no_promise_and_ends_nothing(kind: 
         error = sorted(EXHAUSTED_ERRNOS)[nth % len(EXHAUSTED_ERRNOS)]
         fault = Fault(kind, nth, error=error, persistent=persistent, kept_bytes=nth * 7 % 100)
         files, images = endure(SHAPE, STEPS, fault, fences=False)
+        proof("crash images recovered", images)
+        if not files.fired:
+            break
+        proof("disk faults endured", 1)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.EMFILE], ids=errno.errorcode.__getitem__)
+@pytest.mark.parametrize("kind", ["write_at", "truncate", "create", "sync"])
+def test_a_failing_disk_breaks_no_promise_of_large_appends(kind: str, error: int, proof: Proof) -> None:
+    for nth in itertools.count(1, STEP):
+        files, images = endure(LARGE, STEPS, Fault(kind, nth, error=error, kept_bytes=nth * 7 % 100), images_max=6)
         proof("crash images recovered", images)
         if not files.fired:
             break

@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 import pytest
 
 from headrace.errors import BrokerError, DiskFull
+from headrace.limits import LARGE_APPEND_BYTES
 from headrace.records import Ack, RecordBatch
 from headrace.storage.check import check
 from headrace.storage.journal import journal_path
@@ -28,7 +29,7 @@ from tests.storage.crash.survival import compact_again, survive, verify_segments
 from tests.storage.crash.test_mutations import hit
 from tests.storage.crash.trouble import endure
 from tests.storage.crash.workload import Shape
-from tests.storage.stores import new_log, opened, put, staged, values
+from tests.storage.stores import SMALL, new_log, opened, put, staged, values
 from tests.storage_faults.power_cut import PowerCuts, barest
 from tests.storage_faults.simulated import Fault, SimulatedFiles
 
@@ -48,12 +49,13 @@ class PowerCut:
     compacted: int = 0
     encrypted: bool = False
     counts: Sequence[int] = (1, 1, 2, 3, 8)
+    large_bytes: int = LARGE_APPEND_BYTES
 
     @property
     def shape(self) -> Shape:
         weights = Counter(self.steps.split())  # for the images on which the workload continues
         small = Shape(self.name, weights, logs=2, options=self.options, journal_bytes=8 * 1024, sizes=(1, 60, 200))
-        return replace(small, compacted=self.compacted, encrypted=self.encrypted, counts=self.counts)
+        return replace(small, compacted=self.compacted, encrypted=self.encrypted, counts=self.counts, large_bytes=self.large_bytes)
 
     def __call__(self) -> None:
         survive(self.shape, 1, steps=self.steps.split())
@@ -99,6 +101,21 @@ def a_reader_sees_only_what_stays() -> None:
     log = new_log(store)
     put(store, log, b"safe")
     files.inject(Fault("sync"))
+    outcome = staged(store, (log, RecordBatch([b"doubtful"])))
+    store.flush()
+    assert isinstance(outcome[0], BrokerError)
+    seen, kept = store.bounds(log).end, opened(barest(files)).bounds(log).end
+    if seen > kept:
+        raise Anomaly(f"readers were shown {seen} records, the disk has {kept}")
+
+
+def a_reader_sees_only_what_stays_of_large_appends() -> None:
+    """The segment is synced, and the frame that refers to it is not."""
+    files = SimulatedFiles()
+    store = opened(files, replace(SMALL, large_bytes=1))
+    log = new_log(store)
+    put(store, log, b"safe")
+    files.inject(Fault("sync", path="journal/*"))
     outcome = staged(store, (log, RecordBatch([b"doubtful"])))
     store.flush()
     assert isinstance(outcome[0], BrokerError)
@@ -281,8 +298,12 @@ WRITES: Final = PowerCut("writes", "append flush atomic flush append atomic flus
 CHECKPOINTS: Final = PowerCut(
     "checkpoints", "append flush atomic flush checkpoint append flush append flush checkpoint append flush checkpoint"
 )
+LARGE: Final = PowerCut("large appends", "append flush atomic flush checkpoint atomic flush append flush atomic flush", large_bytes=150)
 ROLLS: Final = PowerCut("journal rolls", "append flush append_written flush append_written flush append_written flush append flush")
 FREED: Final = PowerCut("many journal files", "append flush " * 9 + "checkpoint append flush checkpoint")
+FREED_LARGE: Final = PowerCut(
+    "many journal files, large appends", "append flush " * 6 + "checkpoint append flush checkpoint", large_bytes=1
+)
 REUSED: Final = PowerCut("a journal file used again", "append flush checkpoint append flush append flush append flush")
 AGES: Final = PowerCut(
     "retention by age", "append flush append flush checkpoint append flush maintain", LogOptions(segment_bytes=300, retention_ms=2000)
@@ -321,6 +342,13 @@ CAUGHT_BY: Final[dict[str, Trial]] = {
     "readers see a batch before the sync": a_reader_sees_only_what_stays,
     "each batch of an append gets a frame of its own": WRITES,
     "a failed sync is tried again": FAILING,
+    "a large append is not synced before the frame that refers to it": LARGE,
+    "a frame refers beyond the synced end of a segment": LARGE,
+    "a checkpoint frees the journal and does not cover the large appends that it referred to": FREED_LARGE,
+    "readers see a large append before its frame is synced": a_reader_sees_only_what_stays_of_large_appends,
+    "recovery does not look at references": LARGE,
+    "recovery keeps large appends that no frame refers to": LARGE,
+    "recovery takes the first reference of a log for the last": LARGE,
     "the name of a new journal file is not synced": WRITES,
     "a full journal file is left without a last sync": ROLLS,
     "journal files are freed before the checkpoint": FREED,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from headrace.errors import BrokerError
+from headrace.limits import LARGE_APPEND_BYTES
 from headrace.records import NEVER, Ack, AnyBatch, Appended, ColumnBatch, Headers, Record, RecordBatch
 from headrace.storage.partition import LogOptions
 from headrace.storage.store import LateBatch, Store, StoreOptions
@@ -48,11 +49,14 @@ class Shape:
     sizes: Sequence[int] = SIZES
     counts: Sequence[int] = (1, 1, 2, 3, 8)
     """Records of one batch."""
+    large_bytes: int = LARGE_APPEND_BYTES
     tombstones: float = 0.2
     """Fraction of a table's records that are tombstones."""
 
     def store_options(self) -> StoreOptions:
-        return StoreOptions(journal_bytes=self.journal_bytes, headroom_bytes=0, key=KEY if self.encrypted else None)
+        return StoreOptions(
+            journal_bytes=self.journal_bytes, headroom_bytes=0, large_bytes=self.large_bytes, key=KEY if self.encrypted else None
+        )
 
 
 @dataclass

@@ -6,13 +6,14 @@ import random
 from collections.abc import Iterable, Iterator
 
 from headrace.wire.flymq import Dialect, ReplyDecoder, RequestDecoder
-from headrace.wire.flymq.advanced_messages import TxnProduceBatch
+from headrace.wire.flymq.advanced_messages import DelayedBatch, ProduceWithTtl, TxnProduceBatch
 from headrace.wire.flymq.framing import BINARY, HEADER, MAGIC, VERSION
 from headrace.wire.flymq.messages import (
     AUTO,
     ClusterMetadata,
     ClusterTopics,
     Commit,
+    CommitBatch,
     Consume,
     Consumed,
     ConsumeZeroCopy,
@@ -45,6 +46,7 @@ from headrace.wire.flymq.messages import (
     PartitionLeadership,
     PartitionOffset,
     ProduceBatch,
+    ProduceMany,
     RecordMetadataBatch,
     Reply,
     ReplyEvent,
@@ -149,7 +151,16 @@ def flat(events: Iterable[RequestEvent]) -> list[object]:
     """Split batches into records. The size of a batch depends on the cuts, its records do not."""
     records: list[object] = []
     for event in events:
-        if isinstance(event, ProduceBatch):
+        if isinstance(event, ProduceMany):
+            records += flat(event.batches())
+        elif isinstance(event, CommitBatch):
+            records += event.commits()
+        elif isinstance(event, DelayedBatch):
+            records += event.messages()
+        elif isinstance(event, ProduceBatch) and event.ttls is not None:
+            assert event.keys is None and event.partitions is None
+            records += [ProduceWithTtl(event.topic, value, ttl_ms) for value, ttl_ms in zip(event.values, event.ttls, strict=True)]
+        elif isinstance(event, ProduceBatch):
             keys = event.keys or [None] * len(event)
             partitions = event.partitions or [AUTO] * len(event)
             assert len(event.values) == len(keys) == len(partitions)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import socket
 import sys
@@ -29,6 +30,8 @@ WINDOW = 8_000
 PULL_BATCH = 5_000
 """Records of a pull request; two requests are in flight."""
 _INBOX = "_I"
+_HEAD_BYTES_MAX = 256
+_REPLY_SUBJECT = re.compile(rb"\$JS\.ACK\.[^ \r\n]+(?= \d+\r\n)")
 
 
 def server_binary() -> str:
@@ -153,22 +156,41 @@ def _chunks(frames: Sequence[bytes], records: int, window: int) -> Iterator[Chun
         yield Chunk(b"".join(frames[index % len(frames)] for index in range(first, first + count)), count)
 
 
-def consume(address: Address, records: int, tick: Tick | None = None) -> float:
-    """Return the seconds to pull the whole stream through a consumer without acknowledgements, the fastest kind."""
+class AckedPullMeter(PullMeter):
+    """Acknowledges each record as well: `MSG stream sid reply-subject size`, then the record. The replies of one read leave together."""
+
+    def __init__(self, request: bytes) -> None:
+        super().__init__(request)
+        self._begun = b""
+        """End of the last read, in which a head may begin."""
+
+    def feed(self, received: bytearray, size: int) -> bytes:
+        requests = super().feed(received, size)
+        text = self._begun + received[:size]
+        heads = list(_REPLY_SUBJECT.finditer(text))
+        self._begun = text[max(heads[-1].end() if heads else 0, len(text) - _HEAD_BYTES_MAX) :]
+        return b"".join([*(b"PUB %b 4\r\n+ACK\r\n" % head[0] for head in heads), requests])
+
+
+def consume(address: Address, records: int, tick: Tick | None = None, *, acked: bool = False) -> float:
+    """Return the seconds to pull the whole stream through a consumer without acknowledgements, the fastest kind, or with explicit ones."""
+    reader = "acked" if acked else "reader"
+    acks = {"ack_policy": "explicit", "max_ack_pending": 4 * PULL_BATCH} if acked else {"ack_policy": "none", "mem_storage": True}
     with connected(address) as (sock,):
         wire = Wire(sock)
         wire.request(
-            f"$JS.API.CONSUMER.CREATE.{STREAM}.reader",
+            f"$JS.API.CONSUMER.CREATE.{STREAM}.{reader}",
             {
                 "stream_name": STREAM,
-                "config": {"name": "reader", "ack_policy": "none", "deliver_policy": "all", "max_waiting": 512, "mem_storage": True},
+                "config": {"name": reader, "deliver_policy": "all", "max_waiting": 512, **acks},
                 "action": "create",
             },
         )
         sock.sendall(f"SUB {_INBOX}.c 3\r\n".encode())
         body = b'{"batch":%d,"expires":60000000000}' % PULL_BATCH
-        request = f"PUB $JS.API.CONSUMER.MSG.NEXT.{STREAM}.reader {_INBOX}.c {len(body)}\r\n".encode() + body + b"\r\n"
-        return run([LoadConnection(sock, [Chunk(request * 2, 0)], PullMeter(request), records)], tick)
+        request = f"PUB $JS.API.CONSUMER.MSG.NEXT.{STREAM}.{reader} {_INBOX}.c {len(body)}\r\n".encode() + body + b"\r\n"
+        meter = (AckedPullMeter if acked else PullMeter)(request)
+        return run([LoadConnection(sock, [Chunk(request * 2, 0)], meter, records)], tick)
 
 
 def publish_with_client(address: Address, values: Sequence[bytes], records: int, *, window: int = WINDOW) -> float:

@@ -30,6 +30,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
@@ -41,7 +42,7 @@ from headrace.broker.settings import Clock
 from headrace.broker.tables import TableLog
 from headrace.broker.topics import Topics, check_topic_name
 from headrace.engine.catalog import headers_bytes
-from headrace.engine.contract import Ack, Bounds, Cleanup, Engine, Write
+from headrace.engine.contract import Ack, Bounds, Cleanup, Engine, Write, known
 from headrace.errors import OffsetOutOfRange, UnknownMessage, UnknownTopic
 from headrace.limits import DEAD_LETTER_ERROR_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, MIB
 from headrace.records import Headers, RecordBatch
@@ -343,7 +344,20 @@ class DeadLetters:
 
     async def replay(self, route: Route, ids: Sequence[str]) -> Replayed:
         """Publish the records again, each to its original partition, and mark their entries, in one append."""
-        topic = route.topic
+        async with self._claimed(route.topic, ids) as rows:
+            return await self._replay(route, rows)
+
+    async def discard(self, topic: str, ids: Sequence[str]) -> None:
+        """Mark entries as replayed without publishing their records. Durable when it returns."""
+        async with self._claimed(topic, ids) as rows:
+            for place, row in rows.items():
+                if row is None:
+                    raise UnknownMessage(place.id)
+            await asyncio.shield(self._marks.put(self._marks.marking(topic + SUFFIX, rows, self._clock())))
+
+    @asynccontextmanager
+    async def _claimed(self, topic: str, ids: Sequence[str]) -> AsyncIterator[dict[_Place, Row | None]]:
+        """Yield the rows of dead letters that no other call may mark meanwhile. Raises `UnknownMessage` for one that is marked."""
         places = list(dict.fromkeys(_Place.of(id) for id in ids))
         claims = {(topic, place) for place in places}
         for place in places:
@@ -351,8 +365,7 @@ class DeadLetters:
                 raise UnknownMessage(place.id)
         self._replaying |= claims
         try:
-            rows = {place: await self._row(topic + SUFFIX, place.partition, place.offset) for place in places}
-            return await self._replay(route, rows)
+            yield {place: await self._row(topic + SUFFIX, place.partition, place.offset) for place in places}
         finally:
             self._replaying -= claims
 
@@ -369,7 +382,7 @@ class DeadLetters:
         writes = [write for placing in placings for write in placing.writes]
         staged = self._publisher.append([*writes, self._marks.write(marks)], Ack.DURABLE)
         self._marks.follow(staged, marks)
-        appended = await asyncio.shield(staged)
+        appended = await known(staged)  # until then the letters are claimed
         landed: list[Published] = [placing.landed([answer]) for placing, answer in zip(placings, appended, strict=False)]
         return Replayed(route.topic, {place.id: published.placement(0) for place, published in zip(rows, landed, strict=True)})
 

@@ -16,7 +16,7 @@ from headrace.broker.health import supervise
 from headrace.broker.publishing.publish import Publisher
 from headrace.broker.settings import Clock, Later, Timer
 from headrace.broker.tables import Table
-from headrace.engine.contract import Ack, Engine, Topic
+from headrace.engine.contract import Ack, Engine, Topic, known
 from headrace.errors import BrokerError, OffsetOutOfRange
 from headrace.limits import MIB
 from headrace.records import NEVER
@@ -120,4 +120,4 @@ class Sweep:
         changes: list[tuple[_Key, int | None]] = [((topic, partition), read_on)]
         staged = self._publisher.append([*self._dead_letters.writes(topic, letters), self._moved.write(changes)], Ack.DURABLE)
         self._moved.follow(staged, changes)
-        await asyncio.shield(staged)
+        await known(staged)

@@ -13,9 +13,9 @@ the truth: when anyone else commits another one, the group continues there.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import Final, Literal
 
 from headrace.broker.dead_letters.dead_letters import DeadLetter, DeadLetters
@@ -75,7 +75,9 @@ class GroupConsumer:
         self._idle, self._over = idle, over
         self._entries: dict[int, Entry] = {}
         self._entries_max = 0
-        self._ids = count(1)
+        self._ranges: list[int] = []
+        """Ids of the entries that are ranges, in order."""
+        self._next_id = 1
         self._locks: dict[int, asyncio.Lock] = {}
         self._unwatch: list[Callable[[], None]] = []
         self._timer: Timer | None = None
@@ -327,6 +329,9 @@ class GroupConsumer:
         now, member = self._context.clock(), taking.member
         room = self._entries_max - len(self._entries)
         while progress.buffered and room > 0 and (fitting := min(taking.fitting(progress.buffered[0]), room)) > 0:
+            is_range = member.policy.ranges and not progress.buffered[0].expires and progress.buffered[0].headers() is None
+            if member.policy.ranges and not is_range and taking.chunks:
+                return  # single records are handed out before ranges, and these come after one
             batch = progress.pop_buffered(fitting)
             if member.policy.chunks:
                 living = unexpired([batch], now)
@@ -336,6 +341,10 @@ class GroupConsumer:
                 else:
                     self._progressed()
                 continue
+            if is_range:
+                taking.add_chunk(self._deliver_range(progress, batch, member, now), batch, [batch])
+                room -= 1
+                continue
             for row in rows_of(batch):
                 if row.is_expired(now):
                     self._progressed()
@@ -344,9 +353,20 @@ class GroupConsumer:
                     room -= 1
 
     def _deliver_new(self, progress: PartitionProgress, offset: int, chunk: Batch | None, member: MemberState, now: int) -> Entry:
-        entry = progress.deliver_new(next(self._ids), offset, chunk, member, now)
+        entry = progress.deliver_new(self._new_id(), offset, chunk, member, now)
         self._entries[entry.id] = entry
         return entry
+
+    def _deliver_range(self, progress: PartitionProgress, batch: Batch, member: MemberState, now: int) -> Entry:
+        entry = progress.deliver_new(self._new_id(len(batch)), batch.first_offset, batch, member, now, is_range=True)
+        self._entries[entry.id] = entry
+        insort(self._ranges, entry.id)
+        return entry
+
+    def _new_id(self, count: int = 1) -> int:
+        """Return the first of so many unused ids."""
+        self._next_id += count
+        return self._next_id - count
 
     async def _fill_buffer(self, progress: PartitionProgress) -> None:
         engine = self._context.engine
@@ -381,9 +401,48 @@ class GroupConsumer:
     # Settling
 
     def held(self, member: MemberState, id: int) -> Entry | None:
-        """Return the entry if this member received it last."""
+        """Return the entry of a single record or a chunk if this member received it last. A range that has it becomes single records."""
+        entry = self._find(id)
+        if entry is None or entry.holder is not member:
+            return None
+        if entry.is_range:
+            self._split(entry)
+            return self._entries[id]
+        return entry
+
+    def _find(self, id: int) -> Entry | None:
+        """Return the entry with this id, or the range that has it."""
         entry = self._entries.get(id)
-        return entry if entry is not None and entry.holder is member else None
+        if entry is not None and not entry.is_range:
+            return entry
+        at = bisect_right(self._ranges, id) - 1
+        if at < 0:
+            return None
+        entry = self._entries[self._ranges[at]]
+        return entry if entry.first_id <= id < entry.first_id + entry.count else None
+
+    def ack(self, member: MemberState, ids: Sequence[int]) -> list[bool]:
+        """Settle these deliveries, ranges of them at once. False: unknown, or delivered to another member since."""
+        known: list[bool] = []
+        while (at := len(known)) < len(ids):
+            entry = self._find(ids[at])
+            if entry is None or entry.holder is not member:
+                known.append(False)
+                continue
+            count = 1
+            if entry.is_range and entry.first_id == ids[at]:
+                count = _consecutive(ids, at, entry.count)
+                if count < entry.count:
+                    entry.progress.settle_front(entry, count)
+                    self._has_settled(entry, was_short=False)
+                else:
+                    self.settle(entry)
+            else:
+                single = self.held(member, ids[at])
+                assert single is not None
+                self.settle(single)
+            known += [True] * count
+        return known
 
     def held_at(self, member: MemberState, partition: int, offset: int) -> Entry | None:
         """Return the entry of this record if this member received it last."""
@@ -398,9 +457,12 @@ class GroupConsumer:
         return [entry for entry in entries if entry.holder is member and entry.next_offset <= offset]
 
     def settle(self, entry: Entry) -> None:
-        member, progress = entry.holder, entry.progress
         was_short = len(self._entries) >= self._entries_max
         self._forget(entry)
+        self._has_settled(entry, was_short=was_short)
+
+    def _has_settled(self, entry: Entry, *, was_short: bool) -> None:
+        member, progress = entry.holder, entry.progress
         self._progressed()
         if was_short:
             self.wake()
@@ -410,8 +472,23 @@ class GroupConsumer:
                 self._wake(progress.owner)
 
     def _forget(self, entry: Entry) -> None:
-        del self._entries[entry.id]
+        self._remove(entry)
         entry.progress.settle(entry)
+
+    def _remove(self, entry: Entry) -> None:
+        del self._entries[entry.id]
+        if entry.is_range:
+            del self._ranges[bisect_left(self._ranges, entry.id)]
+
+    def _split(self, entry: Entry) -> list[Entry]:
+        """Return the entries of the single records. Those of a range keep their ids."""
+        if entry.chunk is None:
+            return [entry]
+        first = entry.first_id if entry.is_range else self._new_id(entry.count)
+        self._remove(entry)
+        parts = entry.progress.split(entry, range(first, first + entry.count))
+        self._entries.update((part.id, part) for part in parts)
+        return parts
 
     def nack(self, entry: Entry, delay_ms: int | None) -> None:
         """Redeliver a record after a delay. The delay of a record that is already waiting starts again."""
@@ -441,25 +518,21 @@ class GroupConsumer:
 
     def _failed(self, entry: Entry, delay_ms: int, reason: str) -> None:
         assert entry.holder is not None
-        policy = entry.holder.policy
-        entry.failed(self._context.clock())
-        if not policy.is_exhausted(entry.attempt):
-            self._requeue(entry, self._context.clock() + delay_ms)
-            self._set_timer(self._context.clock() + delay_ms)
-        elif policy.dead_letters:
-            self._give_up(entry, reason)
-        else:
-            self.settle(entry)
+        policy, now = entry.holder.policy, self._context.clock()
+        for part in self._split(entry) if entry.is_range else [entry]:
+            part.failed(now)
+            if not policy.is_exhausted(part.attempt):
+                self._requeue(part, now + delay_ms)
+                self._set_timer(now + delay_ms)
+            elif policy.dead_letters:
+                self._give_up(part, reason)
+            else:
+                self.settle(part)
         self.wake()
 
     def _requeue(self, entry: Entry, until: int, *, counts: bool = True) -> None:
-        """Deliver again. A chunk becomes single records, which members of any kind can take."""
-        parts = [entry]
-        if entry.chunk is not None:
-            del self._entries[entry.id]
-            parts = entry.progress.split(entry, self._ids)
-            self._entries.update((part.id, part) for part in parts)
-        for part in parts:
+        """Deliver again. A chunk or a range becomes single records, which members of any kind can take."""
+        for part in self._split(entry):
             if not counts:
                 part.attempt -= 1
             part.progress.wait(part, until)
@@ -478,6 +551,8 @@ class GroupConsumer:
         bounds = self._context.engine.bounds(self.topic, partition)
         offset = min(max(offset, bounds.first), bounds.end)
         is_back = offset < progress.floor
+        for entry in [entry for entry in progress.unsettled.values() if entry.is_range and entry.floor < offset < entry.next_offset]:
+            self._split(entry)
         for entry in list(progress.unsettled.values()):
             if is_back or entry.next_offset <= offset:
                 self._forget(entry)
@@ -593,6 +668,14 @@ class GroupConsumer:
             finally:
                 for progress in behind:
                     progress.committing = None
+
+
+def _consecutive(ids: Sequence[int], at: int, count_max: int) -> int:
+    """Return how many ids from index `at` on count up by one, at most `count_max`."""
+    first, count = ids[at], min(count_max, len(ids) - at)
+    if list(ids[at : at + count]) == list(range(first, first + count)):
+        return count
+    return next(step for step in range(1, count) if ids[at + step] != first + step)
 
 
 def _letter(entry: Entry, row: Row) -> DeadLetter:

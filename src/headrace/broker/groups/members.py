@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal, TypeAlias
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.dead_letters.dead_letters import dead_letter_topic
 from headrace.broker.groups.consumer import GroupConsumer, GroupContext
 from headrace.broker.groups.membership import Identity, Mode
-from headrace.broker.groups.progress import Entry, MemberState, PartitionProgress, Row, SettlementPolicy
+from headrace.broker.groups.progress import Entry, MemberState, PartitionProgress, Row, SettlementPolicy, rows_of
 from headrace.broker.groups.taking import Taking
 from headrace.broker.meters import Meter
 from headrace.broker.reading.waits import Wait
@@ -64,6 +64,14 @@ class Chunk:
     """Adjacent records, settled together."""
 
     ids: list[int]
+    values: list[bytes | None]
+
+
+@dataclass(slots=True)
+class Range:
+    """Adjacent records of one partition with consecutive ids, without headers."""
+
+    first_id: int
     values: list[bytes | None]
 
 
@@ -129,11 +137,17 @@ class Member:
         """Take up to `records_max` records; wait up to `wait_ms` for the first. Returns at least one ready record, whatever its size.
         Raises `UnknownTopic` after the topic is deleted, `InvalidRequest` after `close`."""
         taking = await self._take(records_max, bytes_max, wait_ms)
-        self._count(len(taking.taken), bytes_max - taking.bytes_left)
-        if self.tracer is not None and taking.taken and self.who is not None:
-            headers = [row.headers for _, row in taking.taken[:16] if row.headers]
-            self.tracer.deliver(self._consumer.topic, self.who.protocol, len(taking.taken), headers)
-        return [Delivery.of(entry, row) for entry, row in taking.taken]
+        taken = [Delivery.of(entry, row) for entry, row in taking.taken]
+        for entry, (batch,) in taking.chunks:
+            assert entry.is_range, "a member with chunks uses take_chunk"
+            taken += (replace(Delivery.of(entry, row), id=id) for id, row in enumerate(rows_of(batch), entry.id))
+        return taken
+
+    async def take_ranges(self, records_max: int, bytes_max: int = FETCH_BYTES_MAX) -> tuple[list[Delivery], list[Range]]:
+        """As `take`, for a member whose policy has ranges: single records, then ranges."""
+        taking = await self._take(records_max, bytes_max, 0)
+        singles = [Delivery.of(entry, row) for entry, row in taking.taken]
+        return singles, [Range(entry.id, batch.values()) for entry, (batch,) in taking.chunks]
 
     async def take_chunk(self, records_max: int, bytes_max: int, *, wait_ms: int = 0) -> Chunk | None:
         """As `take`, for a member whose policy has chunks: the records are settled together. None: no records."""
@@ -144,15 +158,18 @@ class Member:
         for _, living in taking.chunks:
             for batch in living:
                 values += batch.values()
-        self._count(len(values), bytes_max - taking.bytes_left)
         return Chunk([entry.id for entry in taking.entries()], values)
 
-    def _count(self, records: int, size_bytes: int) -> None:
-        if self.meter is not None:
-            self.meter.delivered_records += records
-            self.meter.delivered_bytes += size_bytes
-
     async def _take(self, records_max: int, bytes_max: int, wait_ms: int) -> Taking:
+        taking = await self._take_or_wait(records_max, bytes_max, wait_ms)
+        if self.meter is not None:
+            self.meter.delivered_records += taking.records
+            self.meter.delivered_bytes += bytes_max - taking.bytes_left
+        if self.tracer is not None and not taking.is_empty and self.who is not None:
+            self.tracer.deliver(self._consumer.topic, self.who.protocol, taking.records, taking.headers())
+        return taking
+
+    async def _take_or_wait(self, records_max: int, bytes_max: int, wait_ms: int) -> Taking:
         if records_max < 1 or bytes_max < 1:
             raise InvalidRequest("records_max and bytes_max must be at least 1")
         found = await self._take_now(records_max, bytes_max)
@@ -197,12 +214,9 @@ class Member:
     def ack(self, ids: Sequence[int]) -> list[bool]:
         """Settle these deliveries. False: unknown id, or delivered to another member since. A late ack counts if the record was not
         delivered again."""
+        self._seen()
         before = self._state.unsettled
-        answers = []
-        for entry in self._held(ids):
-            if entry is not None:
-                self._consumer.settle(entry)
-            answers.append(entry is not None)
+        answers = self._consumer.ack(self._state, ids)
         self._settled(before)
         return answers
 

@@ -6,14 +6,14 @@ A committed offset is the next offset to read. It is the same number through eve
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from headrace.broker.settings import Clock
-from headrace.broker.tables import TableLog
+from headrace.broker.tables import Changes, TableLog
 from headrace.broker.topics import check_name
-from headrace.engine.contract import Engine
+from headrace.engine.contract import Appended, Commits, Engine, Write
 from headrace.errors import InvalidRequest, LimitExceeded
 
 _Key: TypeAlias = tuple[str, str, int]
@@ -22,7 +22,6 @@ _Row: TypeAlias = tuple[int, int]
 """The offset, and the Unix ms of the commit."""
 Place: TypeAlias = tuple[str, int]
 """Topic, partition."""
-Commits: TypeAlias = list[tuple[_Key, _Row | None]]
 
 _OFFSET_MAX = (1 << 63) - 1
 ROWS_A_TURN: Final = 500
@@ -65,6 +64,26 @@ class Groups(TableLog[_Key, _Row]):
         offsets.pop((topic, partition), None)
         if not offsets:
             self._offsets.pop(group, None)
+
+    async def load(self) -> None:
+        """Read the committed offsets, from the table or from the log's own store."""
+        store = self._engine.offset_store
+        if store is None:
+            await super().load()
+            return
+        store.changed = self._changed_elsewhere
+        self._changed_elsewhere(await store.load())
+
+    def write(self, changes: Changes[_Key, _Row] | Callable[[Sequence[Appended]], Changes[_Key, _Row]]) -> Write:
+        store = self._engine.offset_store
+        if store is None:
+            return super().write(changes)
+        assert not callable(changes), "commits do not depend on positions"
+        return store.write(list(changes))
+
+    def _changed_elsewhere(self, commits: Commits) -> None:
+        for key, row in commits:
+            self.show(key, row)
 
     async def open(self, exists: Callable[[str], bool]) -> None:
         """Load the table. Remove offsets of topics that no longer exist, left by a crash during a deletion."""

@@ -2,8 +2,10 @@
 
 `PartitionProgress` is pure bookkeeping: it reads no log and no clock. It stores nothing about settled records: everything below the
 lowest unsettled offset is settled, and everything unsettled is listed. A record that stays unsettled for long therefore costs only its
-own memory. Record bodies are kept until the first delivery; a redelivery reads them again. A member that does not settle records one by one
-receives chunks of columns: one entry covers many records.
+own memory. Record bodies are kept until the first delivery; a redelivery reads them again.
+
+One entry may cover adjacent records. A *chunk* has one id and is settled as a whole. The records of a *range* have consecutive ids and are
+settled one by one or, if their acks come in order, many at once. Whatever else happens to a range makes single records of it.
 """
 
 from __future__ import annotations
@@ -42,6 +44,8 @@ class SettlementPolicy:
     """False: a record without attempts left is dropped."""
     chunks: bool = False
     """Whether the member takes chunks of columns, which it settles as a whole."""
+    ranges: bool = False
+    """Whether the member takes columns of records with consecutive ids (`Member.take_ranges`)."""
 
     def check(self) -> None:
         """Raises `InvalidRequest`."""
@@ -123,7 +127,10 @@ class Entry:
     holder: MemberState | None
     """The member that received it last; only this member may ack it."""
     chunk: Batch | None = None
-    """The records of a chunk. None: a single record."""
+    """The unsettled records of a chunk or a range. None: a single record."""
+    is_range: bool = False
+    skipped: int = 0
+    """Number of records at the front of a range that are settled."""
     reason: str = ""
     """Reason of the state DEAD."""
     first_failure: int = 0
@@ -137,6 +144,16 @@ class Entry:
     @property
     def next_offset(self) -> int:
         return self.offset + 1 if self.chunk is None else self.chunk.next_offset
+
+    @property
+    def floor(self) -> int:
+        """The first unsettled offset."""
+        return self.offset if self.chunk is None else self.chunk.first_offset
+
+    @property
+    def first_id(self) -> int:
+        """The id of the first unsettled record."""
+        return self.id + self.skipped
 
     def failed(self, now: int) -> None:
         self.first_failure = self.first_failure or now
@@ -161,6 +178,8 @@ class MemberState:
         self.stalled: Literal["", "acks", "silence"] = ""
         """Why its partitions belong to others meanwhile: an overdue ack, or it asks for no records."""
         self._deadlines: list[tuple[int, int, Entry]] = []
+        self._turn = 0
+        """Makes entries of one time comparable: a range and its first record have the same id."""
 
     def accepts(self, partition: int) -> bool:
         return self.partitions is None or partition in self.partitions
@@ -176,10 +195,11 @@ class MemberState:
         if self.room <= 0:
             self.credit.used_up()
             self.full_since = now if self.full_since is None else self.full_since
-        heappush(self._deadlines, (entry.time, entry.id, entry))
+        self._turn += 1
+        heappush(self._deadlines, (entry.time, self._turn, entry))
         if len(self._deadlines) > 2 * len(self.in_flight) + 64:
             # Without this, one record that stays in flight would keep the deadlines of all records settled after it.
-            self._deadlines = [(entry.time, entry.id, entry) for entry in self.in_flight.values()]
+            self._deadlines = [(entry.time, turn, entry) for turn, entry in enumerate(self.in_flight.values(), -len(self.in_flight))]
             heapify(self._deadlines)
 
     def remove(self, entry: Entry) -> None:
@@ -194,8 +214,8 @@ class MemberState:
     def first_overdue(self) -> Entry | None:
         """Return the delivery whose ack is due first. Drops entries that are no longer in flight."""
         while self._deadlines:
-            time, id, entry = self._deadlines[0]
-            if self.in_flight.get(id) is entry and entry.time == time:
+            time, _, entry = self._deadlines[0]
+            if self.in_flight.get(entry.id) is entry and entry.time == time:
                 return entry
             heappop(self._deadlines)
         return None
@@ -226,7 +246,7 @@ class PartitionProgress:
     def floor(self) -> int:
         """The lowest unsettled offset: the offset that the group may commit."""
         if self.unsettled:
-            return next(iter(self.unsettled))
+            return next(iter(self.unsettled.values())).floor
         return self.buffered[0].first_offset if self.buffered else self.position
 
     def add_buffered(self, batches: list[Batch], position: int) -> None:
@@ -256,10 +276,10 @@ class PartitionProgress:
         self.buffered.clear()
         self.position = offset
 
-    def deliver_new(self, id: int, offset: int, chunk: Batch | None, holder: MemberState, now: int) -> Entry:
+    def deliver_new(self, id: int, offset: int, chunk: Batch | None, holder: MemberState, now: int, *, is_range: bool = False) -> Entry:
         """Record the first delivery of records that `pop_buffered` returned."""
         assert not self.unsettled or next(reversed(self.unsettled)) < offset, "first deliveries are in offset order"
-        entry = Entry(id, self, offset, 0, State.WAITING, now, None, chunk)
+        entry = Entry(id, self, offset, 0, State.WAITING, now, None, chunk, is_range)
         self.unsettled[offset] = entry
         self.deliver(entry, holder, now)
         return entry
@@ -278,7 +298,7 @@ class PartitionProgress:
         self.requeue(entry)
 
     def split(self, entry: Entry, ids: Iterable[int]) -> list[Entry]:
-        """Replace a chunk by entries of its records, in flight with the same member."""
+        """Replace a chunk or a range by entries of its records, in flight with the same member."""
         assert entry.chunk is not None and entry.holder is not None
         self._release(entry)
         del self.unsettled[entry.offset]
@@ -292,6 +312,13 @@ class PartitionProgress:
             entry.holder.add(part, entry.time)
         self.unsettled = OrderedDict(sorted(self.unsettled.items()))
         return parts
+
+    def settle_front(self, entry: Entry, count: int) -> None:
+        """Settle the first records of a range, but not all."""
+        assert entry.chunk is not None and entry.holder is not None
+        entry.chunk = entry.chunk.window(count, len(entry.chunk))
+        entry.skipped += count
+        entry.holder.unsettled -= count
 
     def mark_dead(self, entry: Entry, reason: str) -> None:
         """Mark the entry for the dead letters. It stays unsettled until it is stored there."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from headrace.broker.groups.progress import Entry, MemberState, Row
+from headrace.broker.tracing import RECORDS_READ_MAX, headers_of
 from headrace.engine.contract import Batch
+from headrace.records import Headers
 
 
 class Taking:
@@ -26,6 +28,16 @@ class Taking:
     @property
     def is_empty(self) -> bool:
         return not self.taken and not self.chunks
+
+    @property
+    def records(self) -> int:
+        return len(self.taken) + sum(len(batch) for _, living in self.chunks for batch in living)
+
+    def headers(self) -> list[Headers]:
+        """Return the headers of the first records, for traces."""
+        if self.taken:
+            return [row.headers for _, row in self.taken[:RECORDS_READ_MAX] if row.headers]
+        return headers_of(batch for _, living in self.chunks for batch in living)
 
     def fits(self, row: Row) -> bool:
         """Return whether the record fits. The first one always does, whatever its size."""

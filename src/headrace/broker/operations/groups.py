@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -11,6 +12,7 @@ from headrace.broker.groups.membership import Identity, Mode
 from headrace.broker.groups.offsets import GroupLag, Groups
 from headrace.broker.meters import Meters
 from headrace.broker.publishing.publish import Publisher
+from headrace.broker.tables import Staged
 from headrace.broker.topics import Topics
 from headrace.errors import InvalidRequest
 
@@ -31,8 +33,16 @@ class GroupOperations:
     async def commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Commit the next offset to read, by (topic, partition). Durable when it returns. An offset may decrease. Members of
         the group continue there."""
+        if offsets:
+            await asyncio.shield(self.stage_commit(who, group, offsets))
+        else:
+            self._check_commit(who, group, offsets)
+
+    def stage_commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> Staged:
+        """Commit as `commit` does, without waiting: what is published or committed after this call follows it in the log. Raises at once
+        what is known at once."""
         self._check_commit(who, group, offsets)
-        await self._groups.put(self._groups.commits(group, offsets))
+        return self._groups.change(self._groups.commits(group, offsets))
 
     def committed(self, who: Principal, group: str, topic: str, partition: int) -> int | None:
         """Return the committed offset; None if there is none."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from headrace.broker.authorizer import ANONYMOUS, Action, Authorizer, Principal
 from headrace.broker.dead_letters.dead_letters import SUFFIX, DeadLetterEntry, DeadLetters, Replayed
 from headrace.broker.dead_letters.moves import Moves
-from headrace.broker.delayed import Delayed, DelayedEntry, Schedule, Waiting
+from headrace.broker.delayed import Delayed, DelayedEntry, Schedule, StagedMessages, Waiting
 from headrace.broker.publishing.publish import Publisher
 from headrace.broker.schema_checks import settled
 from headrace.broker.settings import Clock
@@ -73,6 +75,13 @@ class DeadLetterOperations:
             raise InvalidRequest(f"a replay takes 1 to {DEAD_LETTERS_REPLAYED_MAX} dead letters")
         return await self._dead_letters.replay(self._publisher.route(who, topic), ids)
 
+    async def discard_dead_letters(self, who: Principal, topic: str, ids: Sequence[str]) -> None:
+        """Mark dead letters as done without publishing them. Raises `UnknownMessage` if one does not exist or is done; then none is."""
+        self._authorizer.check(who, Action.DELETE, "topic", topic + SUFFIX)
+        if not 0 < len(set(ids)) <= DEAD_LETTERS_REPLAYED_MAX:
+            raise InvalidRequest(f"a discard takes 1 to {DEAD_LETTERS_REPLAYED_MAX} dead letters")
+        await self._dead_letters.discard(topic, ids)
+
     async def purge_dead_letters(self, who: Principal, topic: str) -> int:
         """Delete all dead letters of a topic and return how many were waiting. Does nothing if there are none."""
         self._authorizer.check(who, Action.DELETE, "topic", topic + SUFFIX)
@@ -102,13 +111,34 @@ class DelayedOperations:
     ) -> tuple[str, int]:
         """Publish after a delay (negative: none). Durable when it returns (id, Unix ms of delivery). Raises as `publish` does, and
         `LimitExceeded` when too many messages wait."""
-        route = self._publisher.route(who, topic)
-        self._schedule.check(delay_ms, ttl_ms)
-        await settled(lambda: route.check(RecordBatch([value])))
-        if partition is not None:
+        stage = partial(self.stage_delayed, who, topic, [value], [delay_ms], [key], [partition], headers=headers, ttl_ms=ttl_ms)
+        staged = await settled(stage)
+        await asyncio.shield(staged.outcome)
+        return staged.ids[0], staged.dues[0]
+
+    def stage_delayed(
+        self,
+        who: Principal,
+        topic: str,
+        values: Sequence[bytes | None],
+        delays_ms: Sequence[int],
+        keys: Sequence[bytes | None],
+        partitions: Sequence[int | None],
+        *,
+        headers: Headers = (),
+        ttl_ms: int = 0,
+    ) -> StagedMessages:
+        """Publish messages of one topic after a delay each, without waiting: all of them or, raising at once as `publish` does, none."""
+        route, now, owner = self._publisher.route(who, topic), self._clock(), who.name
+        self._schedule.check(max(delays_ms), ttl_ms)
+        for partition in set(partitions) - {None}:
+            assert partition is not None
             self._topics.find_partition(topic, partition)
-        due = self._clock() + max(0, delay_ms)
-        return await self._schedule.add(Delayed(route.topic, due, who.name, value, key, headers, partition, ttl_ms)), due
+        route.check(RecordBatch(values))
+        rows = zip(values, delays_ms, keys, partitions, strict=True)
+        return self._schedule.stage(
+            [Delayed(topic, now + max(0, delay), owner, value, key, headers, partition, ttl_ms) for value, delay, key, partition in rows]
+        )
 
     def delayed(self, who: Principal, topic: str | None = None, *, count_max: int | None = None) -> list[DelayedEntry]:
         """Return the waiting messages of one topic or (None) of all, by time: all, or the next `count_max`. Messages of other owners

@@ -61,10 +61,10 @@ async def overview(broker: Broker, who: Principal, report: Mapping[str, Any]) ->
 async def topic_counters(broker: Broker, who: Principal) -> list[TopicCounters]:
     """Return size and traffic of every topic that this principal may see, by name."""
 
-    def counted(topics: list[Topic]) -> list[TopicCounters]:
+    def show(topics: list[Topic]) -> list[TopicCounters]:
         return [_counters(broker, who, topic) for topic in topics]
 
-    return [row for rows in await broker.listed(who, counted) for row in rows]
+    return [counters for part in await broker.listed(who, show) for counters in part]
 
 
 def _counters(broker: Broker, who: Principal, topic: Topic) -> TopicCounters:

@@ -26,7 +26,7 @@ from headrace.broker.settings import Clock
 from headrace.broker.tables import TableLog
 from headrace.broker.topics import check_name
 from headrace.engine.contract import Ack, Appended, Engine
-from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, OutOfSequence
+from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, OutcomeUnknown, OutOfSequence
 from headrace.limits import PRODUCER_BATCHES_REMEMBERED
 from headrace.records import AnyBatch
 
@@ -63,6 +63,8 @@ class _Known:
     count: int
     slot: int
     outcome: Published | asyncio.Future[Published]
+    doubt: OutcomeUnknown | None = None
+    """Set while the log has not answered in time: a resend gets the same error until it does."""
 
     @property
     def next_sequence(self) -> int:
@@ -163,6 +165,9 @@ class Producers:
         covered = scope.covered(stamp.sequence, known) if known > 0 else None
         if covered is None:
             raise OutOfSequence(producer=stamp.id, wanted=scope.next_sequence, got=stamp.sequence)
+        for known_batch, _, _ in covered:
+            if known_batch.doubt is not None:
+                raise known_batch.doubt
         answers = [_part(known_batch.outcome, start, stop) for known_batch, start, stop in covered]
         if known < len(batch):
             rest = batch[known : len(batch)]
@@ -206,12 +211,19 @@ class Producers:
         outcome: asyncio.Future[Published],
         staged: asyncio.Future[list[Appended]],
     ) -> None:
-        error = staged.exception()
+        error, known.doubt = staged.exception(), None
         if error is None:
             landed = placing.landed(staged.result())
             known.outcome = landed
             scope.trim()
             outcome.set_result(landed)
+            return
+        if isinstance(error, OutcomeUnknown) and error.outcome is not None:
+            # The batch keeps its place, so that a resend does not write the records again.
+            known.doubt, known.outcome = error, asyncio.get_running_loop().create_future()
+            known.outcome.add_done_callback(lambda done: done.exception())
+            error.outcome.add_done_callback(partial(self._landed, key, scope, known, placing, known.outcome))
+            outcome.set_exception(error)
             return
         scope.drop(known)
         if not scope.batches and self._scopes.get(key) is scope:

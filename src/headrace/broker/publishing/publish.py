@@ -7,22 +7,24 @@ and keeps it as a `Route` until the topic or the rules change.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final, cast
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.meters import Meter, Meters
-from headrace.broker.publishing.partitioner import assign, pick
+from headrace.broker.publishing.partitioner import assign, hashes, pick
 from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, Rule
 from headrace.broker.settings import Clock
 from headrace.broker.tracing import Tracer
-from headrace.engine.contract import Ack, Appended, Engine, Topic, Write
-from headrace.errors import BrokerError, InvalidRequest, Unavailable, UnknownPartition
+from headrace.engine.contract import Ack, Appended, AppendedEach, Engine, Placement, Topic, Write
+from headrace.errors import BrokerError, InvalidRequest, OutcomeUnknown, Unavailable, UnknownPartition
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 
 _ROUTES_MAX: Final = 65_536
+_PRINCIPALS_MAX: Final = 1_024
+"""Cached routes of a principal, and principals with cached routes."""
 
 
 @dataclass(slots=True)
@@ -47,6 +49,18 @@ class Published:
         return self.partition, self.base_offset + index
 
 
+@dataclass(slots=True)
+class PublishedEach:
+    """Positions of independent records."""
+
+    partitions: list[int]
+    offsets: list[int]
+    timestamp: int
+    """Unix ms of all of them."""
+    failed: dict[int, BrokerError]
+    """Records that were not published, by index."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProducerStamp:
     """Id of the producer of a batch and the sequence number of its first record. The following records count up from it."""
@@ -58,9 +72,10 @@ class ProducerStamp:
 class Route:
     """Cached facts about a topic that a publish needs."""
 
-    __slots__ = ("_clock", "_ttl_ms", "meters", "partitions", "rule", "topic", "turn")
+    __slots__ = ("_clock", "_ttl_ms", "meters", "partitions", "place", "placement", "rule", "topic", "turn")
 
-    def __init__(self, topic: Topic, clock: Clock, rule: Rule | None = None) -> None:
+    def __init__(self, topic: Topic, clock: Clock, rule: Rule | None = None, placement: Placement = Placement.FNV1A) -> None:
+        self.placement = placement
         self.topic = topic.name
         self.meters: dict[str, Meter] = {}
         """By protocol, as far as it has published."""
@@ -70,6 +85,13 @@ class Route:
         self.turn = 0
         self._ttl_ms = topic.config.ttl_ms
         self._clock = clock
+        self.place = (topic.name, 0) if topic.partitions == 1 and self.is_plain else None
+        """Topic and partition of every record, if there is only one and nothing to check."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether records are written as they are: without a rule to check and an expiry to add."""
+        return self.rule is None and not self._ttl_ms
 
     def check(self, batch: AnyBatch) -> None:
         """Raise `InvalidRecord` for a record that the topic's rule rejects. A record that the rule moves to the dead letters passes."""
@@ -126,7 +148,7 @@ class Placing:
             partition = route.next_turn()
         else:
             batch = _listed(batch)
-            assigned = assign(batch, route.partitions, route.next_turn())
+            assigned = assign(batch, route.partitions, route.next_turn(), route.placement)
             if len(assigned) > 1:
                 self.assigned = assigned
             partition = next(iter(assigned))
@@ -174,11 +196,12 @@ class Placing:
     def _landed(self, appended: Sequence[Appended]) -> Published:
         first = appended[0]
         if self.assigned is None:
-            return Published(self.partition, first.base_offset, first.count, first.timestamp)
+            placements = None if first.offsets is None else [(self.partition, offset) for offset in first.offsets]
+            return Published(self.partition, first.base_offset, first.count, first.timestamp, placements)
         placements = [(0, 0)] * sum(map(len, self.assigned.values()))
         for (place, indexes), answer in zip(self.assigned.items(), appended, strict=False):
-            for offset, index in enumerate(indexes, answer.base_offset):
-                placements[index] = (place, offset)
+            for number, index in enumerate(indexes):
+                placements[index] = (place, answer.offset(number))
         return Published(self.partition, first.base_offset, len(placements), first.timestamp, placements)
 
 
@@ -205,16 +228,19 @@ class Publisher:
         self._clock = clock
         self._rules = rules
         self._routes: dict[str, Route] = {}
-        self._allowed: dict[tuple[Principal, str], Route] = {}
+        self._allowed: dict[Principal, dict[str, Route]] = {}
         self._draining = False
         self._staged = 0
         self._drained: asyncio.Future[None] | None = None
 
     def publish(self, who: Principal, topic: str, batch: AnyBatch, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
-        route = self._allowed.get((who, topic)) or self.route(who, topic)
+        route = self.known_route(who, topic)
         placing = Placing(route, batch, partition)
         traced = None if self.tracer is None else self.tracer.publish(topic, who.protocol, batch)
-        staged = self._engine.append(placing.writes, ack=ack)
+        if len(placing.writes) > 1 and not self._engine.capabilities.cheap_atomic_append:
+            staged = self._append_each(placing.writes, ack)
+        else:
+            staged = self._engine.append(placing.writes, ack=ack)
         if traced is not None:
             staged.add_done_callback(traced)
         self._staged += 1
@@ -223,6 +249,90 @@ class Publisher:
         if meter is None:
             meter = route.meters[who.protocol] = self.meters.meter(topic, who.protocol)
         staged.add_done_callback(partial(self._answer, answer, placing, meter, who.protocol, self.meters.ticks()))
+        return answer
+
+    def publish_each(
+        self, who: Principal, topics: Sequence[str], values: Sequence[bytes], keys: Sequence[bytes | None] | None
+    ) -> asyncio.Future[PublishedEach] | None:
+        routes = self._allowed.get(who, {})
+        if not routes.keys() >= (named := set(topics)):
+            routes = {topic: self.known_route(who, topic) for topic in named}
+        places = [route.place for route in map(routes.__getitem__, topics)]
+        known = self._spread(routes, topics, keys) if None in places else cast("list[tuple[str, int]]", places)
+        if known is None:
+            return None
+        staged = self._engine.append_each(known, values, keys)
+        self._staged += 1
+        answer: asyncio.Future[PublishedEach] = staged.get_loop().create_future()
+        staged.add_done_callback(partial(self._answer_each, answer, known, [*map(len, values)], who.protocol, self.meters.ticks()))
+        return answer
+
+    def _spread(self, routes: dict[str, Route], topics: Sequence[str], keys: Sequence[bytes | None] | None) -> list[tuple[str, int]] | None:
+        """Choose the partition of each record. None: a topic has a rule or an expiry, or keys are placed by another hash."""
+        named = {topic: routes[topic] for topic in topics}
+        if not all(route.is_plain and (keys is None or route.placement is Placement.FNV1A) for route in named.values()):
+            return None
+        turns = {topic: route.next_turn() for topic, route in named.items()}
+        places = [(topic, turns[topic]) for topic in topics]
+        if keys is not None:
+            keyed = [index for index, key in enumerate(keys) if key is not None]
+            for index, value in zip(keyed, hashes([keys[index] or b"" for index in keyed]), strict=True):
+                places[index] = (topics[index], value % named[topics[index]].partitions)
+        return places
+
+    def _answer_each(
+        self,
+        answer: asyncio.Future[PublishedEach],
+        places: list[tuple[str, int]],
+        sizes: list[int],
+        protocol: str,
+        began: float,
+        staged: asyncio.Future[AppendedEach],
+    ) -> None:
+        self._landed(staged)
+        error = staged.exception()
+        if answer.done():
+            return
+        if error is not None:
+            answer.set_exception(error)
+        else:
+            done = staged.result()
+            self._count_each(places, sizes, protocol, done.failed, self.meters.ticks() - began)
+            answer.set_result(PublishedEach([partition for _, partition in places], done.offsets, done.timestamp, done.failed))
+
+    def _count_each(
+        self, places: list[tuple[str, int]], sizes: list[int], protocol: str, failed: Mapping[int, BrokerError], seconds: float
+    ) -> None:
+        totals: dict[str, list[int]] = {}
+        for index, ((topic, _), size_bytes) in enumerate(zip(places, sizes, strict=True)):
+            if index not in failed:
+                total = totals.setdefault(topic, [0, 0])
+                total[0] += 1
+                total[1] += size_bytes
+        for topic, (records, size_bytes) in totals.items():
+            meter = self.meters.meter(topic, protocol)
+            meter.count(records, size_bytes)
+            meter.took(seconds)
+
+    def _append_each(self, writes: Sequence[Write], ack: Ack | None) -> asyncio.Future[list[Appended]]:
+        """Append each write by itself: a publish promises atomicity only to idempotent producers and transactions. If some writes fail
+        and others do not, the outcome is unknown."""
+        parts = [self._engine.append([write], ack=ack) for write in writes]
+        answer: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+
+        def landed(gathered: asyncio.Future[list[list[Appended] | BaseException]]) -> None:
+            found = gathered.result()
+            errors = [part for part in found if isinstance(part, BaseException)]
+            if answer.done():
+                return
+            if not errors:
+                answer.set_result([appended for part in found if not isinstance(part, BaseException) for appended in part])
+            elif len(errors) == len(found):
+                answer.set_exception(errors[0])
+            else:
+                answer.set_exception(OutcomeUnknown(f"{len(found) - len(errors)} of {len(found)} partitions were written: {errors[0]}"))
+
+        asyncio.gather(*parts, return_exceptions=True).add_done_callback(landed)
         return answer
 
     def append(self, writes: Sequence[Write], ack: Ack | None = None, *, urgent: bool = False) -> asyncio.Future[list[Appended]]:
@@ -234,22 +344,24 @@ class Publisher:
 
     def known_route(self, who: Principal, topic: str) -> Route:
         """Return the cached route, or look it up as `route` does."""
-        return self._allowed.get((who, topic)) or self.route(who, topic)
+        allowed = self._allowed.get(who)
+        return (allowed and allowed.get(topic)) or self.route(who, topic)
 
     def route(self, who: Principal, topic: str) -> Route:
         """Look up the route and check the permission. Raises `Unavailable`, `NotAuthorized`, `UnknownTopic`."""
         self.check_open()
         self.check_may(who, topic)
-        if len(self._allowed) >= _ROUTES_MAX:
-            self._allowed.clear()
-        route = self._allowed[who, topic] = self.own_route(topic)
+        allowed = self._allowed.setdefault(who, {})
+        if len(allowed) >= _ROUTES_MAX or len(self._allowed) >= _PRINCIPALS_MAX:
+            self._allowed = {who: (allowed := {})}
+        route = allowed[topic] = self.own_route(topic)
         return route
 
     def own_route(self, topic: str) -> Route:
         """Return the route for records that the broker itself publishes. Raises `UnknownTopic`."""
         route = self._routes.get(topic)
         if route is None:
-            route = self._routes[topic] = Route(self._find(topic), self._clock, self._rules(topic))
+            route = self._routes[topic] = Route(self._find(topic), self._clock, self._rules(topic), self._engine.capabilities.placement)
         return route
 
     @property
@@ -297,7 +409,7 @@ class Publisher:
         else:
             answer.set_result(placing.landed(staged.result()))
 
-    def _landed(self, staged: asyncio.Future[list[Appended]]) -> None:
+    def _landed(self, staged: asyncio.Future[Any]) -> None:
         self._staged -= 1
         if self._drained is not None and self._staged == 0 and not self._drained.done():
             self._drained.set_result(None)

@@ -159,8 +159,8 @@ class Cursor:
                 break
             self._credit -= size_bytes(batch)
             count += 1
-        ready, self._held = self._held[:count], self._held[count:]
-        self._hand(Delivered(ready))
+        ready, self._held = Delivered(self._held[:count]), self._held[count:]
+        self._hand(ready)
         return count < BATCHES_A_TURN
 
     def _hand(self, delivered: Delivered) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from headrace.broker.publishing.publish import Publisher
@@ -28,8 +29,8 @@ from headrace.broker.tables import TableLog
 from headrace.broker.writers.progress import Key, Rolling, Writer, WriterRow, WriterTable
 from headrace.broker.writers.spill import Spill
 from headrace.broker.writers.stage import Held, SpilledBatch, Stage, batch_of
-from headrace.engine.contract import Ack, Engine, Write
-from headrace.errors import BrokerError, StorageFailed, Unavailable, UnknownTopic
+from headrace.engine.contract import Ack, Engine, Write, known
+from headrace.errors import BrokerError, OutcomeUnknown, StorageFailed, Unavailable, UnknownTopic
 from headrace.limits import MIB
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 
@@ -63,6 +64,14 @@ class Plans(TableLog[_PlanKey, tuple[SpilledBatch, ...]]):
         return [((writer, row), None) for row in range(rows)]
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Records of one append of several, and the progress after it."""
+
+    writes: list[Write]
+    done: int
+
+
 class Publications:
     """Callers hold the writer's lock (`WriterTable.locked`). `whole_bytes` is the limit of a publication in one append."""
 
@@ -76,6 +85,8 @@ class Publications:
         self._plans = Plans(engine)
         self._heavy = asyncio.Lock()
         """Serializes publications that are large or read from disk: memory holds one of them at a time."""
+        self._reads_ahead = False
+        """Whether a publication of several appends reads the chunks of its next append."""
         self.is_stopped = False
 
     async def open(self) -> list[Writer]:
@@ -139,13 +150,13 @@ class Publications:
         rows: list[tuple[Key, WriterRow | None]],
         plan: list[tuple[_PlanKey, tuple[SpilledBatch, ...] | None]] | None = None,
     ) -> None:
-        """Append records and rows atomically."""
+        """Append records and rows atomically. Returns or raises when the outcome is known: until then the writer must not try again."""
         tables = [self._writers.write(rows), *([self._plans.write(plan)] if plan else ())]
         staged = self._publisher.append([*writes, *tables], Ack.DURABLE)
         if plan:
             self._plans.follow(staged, plan)
         self._writers.follow(staged, rows)
-        await asyncio.shield(staged)
+        await known(staged)
 
     # Publications of several appends
 
@@ -158,7 +169,7 @@ class Publications:
             rolling = Rolling(version, sum(stage.records for stage in stages), len(plan))
             await self._append([], [((writer.name,), writer.row(writer.version, self._clock(), rolling))], plan)
         except BrokerError as error:
-            if not isinstance(error, StorageFailed):  # then it is unknown whether the plan is on disk
+            if not isinstance(error, (StorageFailed, OutcomeUnknown)):  # then it is unknown whether the plan is on disk
                 self._spill.release(spilled)
             raise
         for stage in stages:
@@ -200,27 +211,53 @@ class Publications:
         if rolling is None:
             return
         chunks = self._plans.chunks(writer.name, rolling.rows)
-        while rolling is not None:
-            if self.is_stopped:
-                raise Unavailable("the broker is draining; the publication continues after the next start")
-            async with self._heavy:
-                done = await self._step(writer, rolling, chunks)
-            self._spill.release(chunks[rolling.done : done])
-            rolling = writer.rolling
+        ahead: asyncio.Task[_Step] | None = None
+        try:
+            while rolling is not None:
+                if self.is_stopped:
+                    raise Unavailable("the broker is draining; the publication continues after the next start")
+                async with self._heavy:
+                    step = await (self._read_step(chunks, rolling.done) if ahead is None else ahead)
+                    ahead = self._read_ahead(chunks, step.done) if ahead is not None or not self._reads_ahead else None
+                    done = await self._append_step(writer, rolling, chunks, step)
+                if done != step.done and ahead is not None:  # the same chunks again
+                    await self._give_up(ahead)
+                    ahead = None
+                self._spill.release(chunks[rolling.done : done])
+                rolling = writer.rolling
+        finally:
+            if ahead is not None:
+                await self._give_up(ahead)
 
-    async def _step(self, writer: Writer, rolling: Rolling, chunks: Sequence[SpilledBatch]) -> int:
-        """Publish some chunks and return the new progress."""
+    def _read_ahead(self, chunks: Sequence[SpilledBatch], start: int) -> asyncio.Task[_Step] | None:
+        """Start to read the chunks of the next append, while the disk is busy with this one. One publication at a time does so."""
+        self._reads_ahead = start < len(chunks)
+        return asyncio.get_running_loop().create_task(self._read_step(chunks, start)) if self._reads_ahead else None
+
+    async def _give_up(self, ahead: asyncio.Task[_Step]) -> None:
+        self._reads_ahead = False
+        ahead.cancel()
+        await asyncio.wait([ahead])
+        if not ahead.cancelled():
+            ahead.exception()  # reading the chunks again raises it again
+
+    async def _read_step(self, chunks: Sequence[SpilledBatch], start: int) -> _Step:
+        """Read some chunks from `start` on."""
         writes: list[Write] = []
-        done, size = rolling.done, 0
+        done, size = start, 0
         while done < len(chunks) and size < self._spill.sizes.step_bytes:
             chunk = chunks[done]
             if self._has(chunk.topic, chunk.partition):
                 writes += await self._spill.read(chunk)
                 size += chunk.memory_bytes
             done += 1
+        return _Step(writes, done)
+
+    async def _append_step(self, writer: Writer, rolling: Rolling, chunks: Sequence[SpilledBatch], step: _Step) -> int:
+        """Publish the chunks of a step and return the new progress."""
         # Topics may have been deleted during the reads.
-        writes = [write for write in writes if self._has(write.topic, write.partition)]
-        now = self._clock()
+        writes = [write for write in step.writes if self._has(write.topic, write.partition)]
+        now, done = self._clock(), step.done
         if done < len(chunks):
             row, plan = writer.row(writer.version, now, Rolling(rolling.version, rolling.records, rolling.rows, done)), None
         else:

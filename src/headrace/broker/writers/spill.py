@@ -22,8 +22,8 @@ from headrace.errors import BrokerError, CorruptData, OffsetOutOfRange, UnknownT
 from headrace.limits import MIB
 from headrace.records import AnyBatch, ColumnBatch
 
-_READ_BYTES: Final = 1 * MIB
-"""Bytes read and split in one loop iteration, so that other tasks can run."""
+_READ_BYTES_MIN: Final = 2 * MIB
+"""A chunk is read at once, off the event loop: a shorter read would cut stored batches, and their parts have to be decoded."""
 _PREFIX: Final = "__stage."
 _CONFIG: Final = TopicConfig(ack=Ack.WRITTEN)
 """Spilled records must not use the disk's reserve. They are written with the stronger acknowledgement all the same."""
@@ -117,11 +117,12 @@ class Spill:
     async def read(self, chunk: SpilledBatch) -> list[Write]:
         """Read a chunk back. Raises `CorruptData` if records are missing."""
         position, end = chunk.offset, chunk.offset + chunk.count
+        bytes_max = max(chunk.memory_bytes, _READ_BYTES_MIN)
         writes: list[Write] = []
         missing = chunk.count
         while position < end:
             try:
-                batches = await self._engine.read(_name(chunk.log), 0, position, bytes_max=_READ_BYTES, records_max=end - position)
+                batches = await self._engine.read(_name(chunk.log), 0, position, bytes_max=bytes_max, records_max=end - position)
             except UnknownTopic:
                 break
             except OffsetOutOfRange as error:
@@ -136,8 +137,8 @@ class Spill:
                 if len(part):
                     writes.append(Write(chunk.topic, chunk.partition, _as_written(part, chunk.is_timed)))
                     missing -= len(part)
+                await asyncio.sleep(0)
             position = batches[-1].next_offset
-            await asyncio.sleep(0)
         if missing and not chunk.expires:
             raise CorruptData(f"{missing} of {chunk.count} staged records for {chunk.topic} cannot be read back from {_name(chunk.log)}")
         return writes

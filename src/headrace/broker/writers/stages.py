@@ -63,6 +63,7 @@ class _Untimed(Route):
 
     def __init__(self, own: Route) -> None:
         self.topic, self.rule, self.partitions, self.turn = own.topic, own.rule, own.partitions, own.turn
+        self.placement = own.placement
         self._own = own
 
     def next_turn(self) -> int:

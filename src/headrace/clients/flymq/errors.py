@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from headrace.clients.errors import Refused, UnknownGroup
+from headrace.clients.errors import OutcomeUnknown, Refused, UnknownGroup
 from headrace.errors import (
     DiskFull,
     EntryExists,
@@ -64,6 +64,7 @@ _MEANINGS: Final[tuple[tuple[re.Pattern[str], _Meaning], ...]] = tuple(
         (r'(user|role|key) "(.*)" already exists', lambda found, topic: EntryExists(found[1], found[2])),
         (r"invalid username or password", lambda found, topic: LoginFailed()),
         (r"disk full: (.*)", lambda found, topic: DiskFull(found[1])),
+        (r"outcome unknown: (.*?)(?:; the outcome is unknown)?$", lambda found, topic: OutcomeUnknown(1, found[1])),
         (r"storage failed: (.*)", lambda found, topic: StorageFailed(found[1])),
         (r"unavailable: (.*)", lambda found, topic: Unavailable(found[1])),
     )

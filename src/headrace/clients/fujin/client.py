@@ -63,7 +63,6 @@ class FujinClient(ReconnectingClient[FujinOptions]):
     instead: ClassVar[Mapping[str, str]] = {"create_topic": "writing creates the topic, if the broker allows it"}
 
     def __init__(self, host: str, port: int, options: FujinOptions) -> None:
-        self._tls = trust(host, options.tls, options.fingerprint)
         self._writes = WriteWindow(records_max=options.window_records_max, bytes_max=options.window_bytes_max)
         super().__init__(host, port, options, self._writes)
         self._connection: Connection | None = None
@@ -247,8 +246,10 @@ class FujinClient(ReconnectingClient[FujinOptions]):
 
     async def _open(self) -> None:
         options = self._options
+        # Per connection: only an address on loopback may be trusted without a certificate.
+        tls = trust(self._host, options.tls, options.fingerprint)
         connection = await open_connection(
-            self._host, self._port, self._tls, self._lost, timeout_seconds=options.connect_seconds, idle_seconds=options.idle_seconds
+            self._host, self._port, tls, self._lost, timeout_seconds=options.connect_seconds, idle_seconds=options.idle_seconds
         )
         if self._is_closed:
             connection.close()

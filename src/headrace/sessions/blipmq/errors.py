@@ -55,6 +55,7 @@ _CODES: Final = {
 _WRITE_FAILURES: Final = {
     "disk_full": "I/O error: ",
     "storage_failed": "I/O error: ",
+    "outcome_unknown": "I/O error: ",
     "corrupt_data": "log corruption: ",
     "unavailable": "wal writer stopped: ",
 }

@@ -18,7 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
@@ -44,7 +44,7 @@ _READ_BYTES: Final = 32 * KIB
 class Deliveries:
     """Messages of one subscription with the same QoS. `tags` is None for QoS 0."""
 
-    tags: list[int] | None
+    tags: Sequence[int] | None
     values: list[bytes]
 
 
@@ -128,11 +128,18 @@ class DurableSubscription:
 
     async def take(self, count: int) -> list[Deliveries]:
         self._member.who = self.owner
-        taken = await self._member.take(count, OUTPUT_HIGH_WATER_BYTES)
-        if not any(delivery.headers or len(delivery.value or b"") > self._value_bytes_max for delivery in taken):
-            # The common case: QoS 1 records that fit a frame.
-            return [Deliveries([delivery.id for delivery in taken], [delivery.value or b"" for delivery in taken])] if taken else []
-        return self._sorted_out(taken)
+        singles, ranges = await self._member.take_ranges(count, OUTPUT_HIGH_WATER_BYTES)
+        found = self._sorted_out(singles) if singles else []
+        for taken in ranges:
+            values = [value or b"" for value in taken.values] if None in taken.values else cast("list[bytes]", taken.values)
+            tags: Sequence[int] = range(taken.first_id, taken.first_id + len(values))
+            if max(map(len, values)) > self._value_bytes_max:
+                # See `_sorted_out`.
+                fitting = [(tag, value) for tag, value in zip(tags, values, strict=True) if len(value) <= self._value_bytes_max]
+                tags, values = [tag for tag, _ in fitting], [value for _, value in fitting]
+            if values:
+                found.append(Deliveries(tags, values))
+        return found
 
     def _sorted_out(self, taken: list[Delivery]) -> list[Deliveries]:
         found: list[Deliveries] = []
@@ -146,6 +153,7 @@ class DurableSubscription:
                 found.append(Deliveries(None if at_most_once else [], []))
             found[-1].values.append(value)
             if (tags := found[-1].tags) is not None:
+                assert isinstance(tags, list)
                 tags.append(delivery.id)
         self._member.ack([delivery.id for delivery in taken if QOS_0_HEADERS[0] in delivery.headers])
         return found
@@ -196,6 +204,7 @@ class Subscriptions:
             ack_timeout_ms=settings.retry_backoff_ms,
             ack_timeout_doubles=True,
             attempts_max=settings.max_retries,
+            ranges=True,
         )
         # Without a group there is no other member that could take the messages.
         self._policy_alone = replace(self._policy, credit=IN_FLIGHT_MAX)

@@ -262,7 +262,8 @@ class FlyMqAccess:
         return {}
 
     async def _rule_check(self, body: CheckBody) -> object:
-        return {"allowed": self._administration.explain(self._caller, body.user, body.action, Resource(body.kind, body.name))}
+        allowed, why = self._administration.explain(self._caller, body.user, body.action, Resource(body.kind, body.name))
+        return {"allowed": allowed, "why": why}
 
     async def _role_rows(self, body: Nothing) -> object:
         roles = self._access.roles_shown(self.who)

@@ -7,6 +7,7 @@ from headrace.errors import (
     DiskFull,
     NotAuthorized,
     OffsetOutOfRange,
+    OutcomeUnknown,
     StorageFailed,
     Unavailable,
     UnknownPartition,
@@ -35,7 +36,7 @@ def error_reply(error: BrokerError) -> Failure:
             return Failure(f"offset {error.wanted} out of range")
         case NotAuthorized():
             return Failure(f"unauthorized: {error}")
-        case DiskFull() | StorageFailed() | Unavailable():
+        case DiskFull() | OutcomeUnknown() | StorageFailed() | Unavailable():
             # Clients recognise a retriable error by its first words.
             return Failure(f"{error.code.replace('_', ' ')}: {error}")
         case _:

@@ -15,6 +15,7 @@
 | group.delete | group, force | {} |
 | dlq.list | | [{topic, waiting}] |
 | dlq.replay | topic, ids | {id: [partition, offset]} |
+| dlq.discard | topic, ids | {} |
 | delayed.list | topic, limit | [{id, topic, due, owner, key, size}], earliest first, 1,000 by default; null: hidden |
 | writer.list | | [{writer, version, at, epoch, is_publishing}] |
 | writer.forget | writer | {} |
@@ -142,6 +143,7 @@ class BrokerHandlers:
             "group.delete": (_Forced, self._delete_group),
             "dlq.list": (_Nothing, self._list_dead_letters),
             "dlq.replay": (_Replayed, self._replay),
+            "dlq.discard": (_Replayed, self._discard),
             "delayed.list": (_Next, self._list_delayed),
             "writer.list": (_Nothing, self._list_writers),
             "writer.forget": (_Writer, self._forget_writer),
@@ -161,8 +163,8 @@ class BrokerHandlers:
             arguments = msgspec.json.decode(request.body or b"{}", type=arguments_type)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequest(f"{request.operation}: {error}") from None
-        result = await operation(arguments)
-        return BrokerReply(result if isinstance(result, bytes) else msgspec.json.encode(result))
+        reply = await operation(arguments)
+        return BrokerReply(reply if isinstance(reply, bytes) else msgspec.json.encode(reply))
 
     async def _list_topics(self, arguments: _Nothing) -> object:
         # Encoded slice by slice too, and copied once: the reply for 10,000 topics has 3 MB.
@@ -222,6 +224,10 @@ class BrokerHandlers:
 
     async def _replay(self, arguments: _Replayed) -> object:
         return (await self._broker.replay(self._who(), arguments.topic, arguments.ids)).placements
+
+    async def _discard(self, arguments: _Replayed) -> object:
+        await self._broker.discard_dead_letters(self._who(), arguments.topic, arguments.ids)
+        return {}
 
     async def _list_delayed(self, arguments: _Next) -> object:
         return [

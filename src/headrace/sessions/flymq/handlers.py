@@ -22,6 +22,7 @@ from headrace.sessions.flymq.extensions import BrokerHandlers
 from headrace.sessions.flymq.members import MemberHandlers
 from headrace.sessions.flymq.reading import ReadHandlers
 from headrace.sessions.flymq.schemas import SchemaHandlers
+from headrace.sessions.flymq.staging import OFFSET_MAX
 from headrace.sessions.flymq.transactions import TransactionHandlers
 from headrace.sessions.turns import Turns
 from headrace.wire.flymq import advanced_messages as v
@@ -61,8 +62,6 @@ from headrace.wire.flymq.messages import (
     TopicMetadata,
 )
 
-OFFSET_MAX: Final = (1 << 63) - 1
-"""Largest offset. The wire format could carry twice as much."""
 _LEADER: Final = 0
 """Number of the only node in METADATA."""
 _GROUPS_A_TURN: Final = 256
@@ -83,7 +82,7 @@ class Handlers:
         self.who = who
         self.transactions = TransactionHandlers(broker, lambda: self.who)
         self.members = members = MemberHandlers(broker, lambda: self.who, address)
-        reading = ReadHandlers(broker, lambda: self.who, turns, is_over)
+        self.reading = reading = ReadHandlers(broker, lambda: self.who, turns, is_over)
         self.by_type: dict[type, Callable[[Any], Awaitable[Reply]]] = {
             Consume: reading.consume,
             ConsumeZeroCopy: reading.consume,
@@ -92,7 +91,7 @@ class Handlers:
             CreateTopic: self._create_topic,
             Metadata: self._metadata,
             Subscribe: self._subscribe,
-            Commit: self._commit,
+            Commit: self.transactions.commit_offset,
             ListTopics: self._list_topics,
             DeleteTopic: self._delete_topic,
             GetOffset: self._get_offset,
@@ -125,9 +124,7 @@ class Handlers:
             v.FetchDlq: dead_letters.fetch,
             v.ReplayDlq: dead_letters.replay,
             v.PurgeDlq: dead_letters.purge,
-            v.ProduceDelayed: delayed.produce_delayed,
             v.CancelDelayed: delayed.cancel,
-            v.ProduceWithTtl: delayed.produce_with_ttl,
             v.TxnRollback: self.transactions.rollback,
             v.ClusterJoin: cluster.join,
             v.ClusterLeave: cluster.leave,
@@ -187,12 +184,6 @@ class Handlers:
         if mode in _FIRST:
             return bounds.first
         return bounds.end if mode in _END else None
-
-    async def _commit(self, request: Commit) -> Reply:
-        if request.transaction:
-            return await self.transactions.commit_offset(request)
-        await self._move(request.group, request.topic, request.partition, request.offset)
-        return Done(True, "offset committed")
 
     async def _move(self, group: str, topic: str, partition: int, offset: int) -> None:
         self._check_place(partition, offset)

@@ -28,6 +28,9 @@ _READ_STEP_BYTES: Final = 512 * KIB
 _SCAN_STEP_BYTES: Final = 1 * MIB
 _THREAD_BYTES_MIN: Final = 256 * KIB
 """A record from this size on is matched on a thread."""
+_NOW_RECORDS_MAX: Final = 1_000
+"""Records of a FETCH that is answered at once."""
+assert FRONT_BYTES + _READ_STEP_BYTES + _NOW_RECORDS_MAX * RECORD_OVERHEAD_BYTES <= FLYMQ_FETCH_BYTES_MAX, "they fit a reply"
 _LENGTHS_BYTES: Final = 8
 """Bytes that CONSUME's reply adds to key and value."""
 
@@ -55,6 +58,31 @@ class ReadHandlers:
 
     def __init__(self, broker: Broker, who: Callable[[], Principal], turns: Turns, is_over: Callable[[], bool]) -> None:
         self._broker, self._who, self._turns, self._is_over = broker, who, turns, is_over
+
+    def read_now(self, request: Consume | Fetch) -> Consumed | Fetched | None:
+        """Return the reply if it can be built from memory. None: the handlers below find the records or the error."""
+        if isinstance(request, Fetch):
+            return None if request.pattern is not None else self._fetch_now(request)
+        batches = self._broker.read_now(self._who(), request.topic, request.partition, request.offset, bytes_max=1, records_max=1)
+        if batches is None or batches[0].first_offset != request.offset or batches[0].size_bytes > _READ_STEP_BYTES:
+            return None
+        keys = batches[0].keys()
+        return Consumed((keys[0] if keys else None) or b"", batches[0].values()[0] or b"")
+
+    def _fetch_now(self, request: Fetch) -> Fetched | None:
+        wanted = request.records_max if request.records_max > 0 else RECORDS_DEFAULT
+        who, topic, partition = self._who(), request.topic, request.partition
+        batches = self._broker.read_now(who, topic, partition, request.offset, bytes_max=_READ_STEP_BYTES, records_max=wanted)
+        if batches is None or len(batches) != 1:
+            return None
+        (batch,) = batches
+        if len(batch) > _NOW_RECORDS_MAX or batch.size_bytes > _READ_STEP_BYTES:
+            return None
+        next_offset = batch.next_offset
+        if len(batch) < wanted and next_offset < self._broker.bounds(who, topic, partition).end:
+            return None
+        keys = batch.keys()
+        return Fetched(batch.offsets(), _without_tombstones(batch.values()), next_offset, keys if keys is not None and any(keys) else None)
 
     async def consume(self, request: Consume) -> Consumed:
         """Return the record at exactly this offset. Raises an error that says why it is missing."""

@@ -1,8 +1,9 @@
 """Session of one FlyMQ connection.
 
 Replies leave in the order of the requests. A PRODUCE is staged in the call that receives it and answered when the record is as durable as
-its topic requires. Many may be in flight, up to a window of bytes. The requests of a transaction work the same way. Every other request
-waits for the records before it, so a client reads its own writes. A peer that does not read its replies gets no further ones.
+its topic requires. Many may be in flight, up to a window of bytes. PRODUCE_WITH_TTL, PRODUCE_DELAYED, COMMIT and the requests of a
+transaction work the same way. Every other request waits for the ones before it, so a client reads its own writes. A peer that does not
+read its replies gets no further ones.
 
 The dialect is the listener's until a request shows that the client is one of the original. From that request on it is the original's.
 """
@@ -15,30 +16,36 @@ from enum import Enum
 from functools import partial
 from typing import Final, TypeAlias
 
-from headrace.broker import Broker, Principal
+from headrace.broker import Broker, Principal, settled
 from headrace.broker.schema_checks import SchemaCheckPending
-from headrace.errors import BrokerError, InvalidRequest, UnknownTopic, WireError
+from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownTopic, WireError
 from headrace.limits import FLYMQ_LOGIN_INFLATED_BYTES_MAX, FLYMQ_LOOP_INFLATED_BYTES_MAX, IN_FLIGHT_BYTES_MAX
 from headrace.sessions.contract import WatchedLink
 from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.cluster import Node
+from headrace.sessions.flymq.delayed import StagedReplies, batch_of, stage_commits, stage_delayed
 from headrace.sessions.flymq.errors import error_reply, not_understood
 from headrace.sessions.flymq.handlers import Handlers
-from headrace.sessions.flymq.staging import Staged, failed, stage
+from headrace.sessions.flymq.staging import Staged, StagedMany, StagedRecord, failed, stage, stage_many
 from headrace.sessions.flymq.transactions import Committing
 from headrace.sessions.session import BaseSession
 from headrace.sessions.turns import Turns
 from headrace.wire.flymq import Dialect, RequestDecoder, encode_failure, encode_reply, opcode_of, speaks_sdk
 from headrace.wire.flymq.access_messages import AccessRequest
-from headrace.wire.flymq.advanced_messages import TxnBegin, TxnCommit, TxnProduceBatch
+from headrace.wire.flymq.advanced_messages import DelayedBatch, ProduceDelayed, ProduceWithTtl, TxnBegin, TxnCommit, TxnProduceBatch
 from headrace.wire.flymq.framing import inflate
 from headrace.wire.flymq.messages import (
+    AUTO,
     Broken,
+    Commit,
+    CommitBatch,
+    Consume,
     Failure,
     Fetch,
     Malformed,
     Packed,
     ProduceBatch,
+    ProduceMany,
     Reply,
     Request,
     RequestEvent,
@@ -122,11 +129,29 @@ class FlyMqSession(BaseSession[Step]):
         return events
 
     def _serves(self, message: Step) -> bool:
+        if isinstance(message, (Consume, Fetch)) and self._answers_now(message):
+            return True
         match message:
             case ProduceBatch():
                 self._work_left -= 1
                 if not self._publishes(message):
                     self._start(self._publish_to_new_topic(message))
+            case ProduceMany():
+                self._work_left -= 1
+                many = stage_many(self._broker, self._who, message)
+                if many is not None:
+                    self._queue(many)
+                else:
+                    self._inbox.extendleft(reversed(message.batches()))
+            case ProduceWithTtl():
+                partitions = None if message.partition == AUTO else [message.partition]
+                keys: list[bytes | None] | None = [message.key] if message.key else None
+                return self._serves(ProduceBatch(message.topic, [message.value], keys, partitions, [message.ttl_ms]))
+            case CommitBatch() | DelayedBatch():
+                self._work_left -= 1
+                self._stage_all(message)
+            case ProduceDelayed() | Commit(transaction=""):
+                return self._serves(batch_of(message))
             case Packed():
                 self._start(self._unpack(message))
             case TxnProduceBatch() | TxnBegin() | TxnCommit():
@@ -181,7 +206,7 @@ class FlyMqSession(BaseSession[Step]):
 
     # Records.
 
-    def _queue(self, staged: Staged | Committing | bytes) -> None:
+    def _queue(self, staged: Staged | StagedMany | StagedRecord | StagedReplies | Committing | bytes) -> None:
         """Queue the reply."""
         if isinstance(staged, bytes):
             self._reply(staged)
@@ -212,7 +237,43 @@ class FlyMqSession(BaseSession[Step]):
     async def _produce_to_new_topic(self, request: TxnProduceBatch) -> None:
         self._queue(await self._handlers.transactions.produce_to_new_topic(request, self._dialect))
 
+    def _stage_all(self, batch: CommitBatch | DelayedBatch) -> None:
+        """Stage the requests together or, if one of them fails, each on its own."""
+        try:
+            if isinstance(batch, CommitBatch):
+                self._queue(stage_commits(self._broker, self._who, batch))
+            else:
+                self._queue(stage_delayed(self._broker, self._who, batch))
+        except BrokerError as error:
+            if len(batch) > 1:
+                self._inbox.extendleft(reversed(batch.commits() if isinstance(batch, CommitBatch) else batch.messages()))
+            elif isinstance(batch, DelayedBatch) and isinstance(error, UnknownTopic | SchemaCheckPending):
+                self._start(self._delay_to_new_topic(batch))
+            else:
+                self._reply(encode_failure(error_reply(error), self._dialect))
+
+    async def _delay_to_new_topic(self, batch: DelayedBatch) -> None:
+        try:
+            await self._broker.ensure_topic(self._who, batch.topic)
+            self._queue(await settled(lambda: stage_delayed(self._broker, self._who, batch)))
+        except BrokerError as error:
+            self._reply(encode_failure(error_reply(error), self._dialect))
+
     # Other requests.
+
+    def _answers_now(self, request: Consume | Fetch) -> bool:
+        """Answer from memory. Return False if the request must wait or fails."""
+        if self._owed or not self._is_writable():
+            return False
+        try:
+            reply = self._handlers.reading.read_now(request)
+        except NotAuthorized:
+            return False  # the error depends on what the principal may see
+        if reply is None:
+            return False
+        self._work_left -= 1
+        self._reply(encode_reply(opcode_of(request), reply, self._dialect))
+        return True
 
     async def _answer(self, request: Request, slots: asyncio.Semaphore | None = None) -> None:
         """Answer the request, in one of the slots if there are any."""

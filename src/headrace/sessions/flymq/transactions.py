@@ -24,6 +24,8 @@ from headrace.wire.flymq.advanced_messages import PlacedBatch, TxnBegin, TxnBegu
 from headrace.wire.flymq.messages import AUTO, Commit, Done, RecordMetadataBatch, Reply
 from headrace.wire.flymq.transactions import encode_staged
 
+_COMMIT_BYTES: Final = 2_048
+"""Memory of a commit in flight beside the records."""
 TIMEOUT_MS_DEFAULT: Final = 60_000
 TIMEOUT_MS_MAX: Final = 15 * 60_000
 
@@ -52,7 +54,7 @@ class Committing:
 
     def __init__(self, held: _Open, answer: asyncio.Future[list[Published]]) -> None:
         self._held, self._answer = held, answer
-        self.size_bytes = held.transaction.size_bytes
+        self.size_bytes = held.transaction.size_bytes + _COMMIT_BYTES
 
     @property
     def outcome(self) -> asyncio.Future[list[Published]]:
@@ -76,12 +78,14 @@ class TransactionHandlers:
         self._broker = broker
         self._who = who
         self._open: dict[str, _Open] = {}
+        self._committing: dict[str, _Open] = {}
 
     def abort_all(self) -> None:
         """Abort all: the connection is lost, or another user has logged in."""
         for held in self._open.values():
             held.transaction.abort()
         self._open.clear()
+        self._committing.clear()
 
     def stage(self, request: TxnProduceBatch | TxnBegin | TxnCommit, dialect: Dialect) -> Committing | bytes | None:
         """Answer the request without waiting. Return None if its topic must be created first."""
@@ -114,21 +118,24 @@ class TransactionHandlers:
             if not held.transaction.is_open:
                 self._open.pop(request.transaction, None)
             raise
+        self._committing[request.transaction] = self._open.pop(request.transaction)
         answer.add_done_callback(partial(self._committed, held))
         return Committing(held, answer)
 
     def _committed(self, held: _Open, answer: asyncio.Future[list[Published]]) -> None:
         id = held.transaction.id
-        if not held.transaction.is_open:
-            self._open.pop(id, None)
-        elif self._open.get(id) is not held:
-            # Still open after a retriable error, but the connection is lost and no other can end the transaction.
-            held.transaction.abort()
+        is_lost = self._committing.pop(id, None) is None
+        if held.transaction.is_open:
+            if is_lost:
+                # Still open after a retriable error, but the connection is lost and no other can end the transaction.
+                held.transaction.abort()
+            else:
+                self._open[id] = held
 
     async def rollback(self, request: TxnRollback) -> Reply:
         held = self._find(request.transaction)
         held.transaction.abort()
-        del self._open[request.transaction]
+        self._open.pop(request.transaction, None)
         return TxnEnded(request.transaction)
 
     async def commit_offset(self, request: Commit) -> Reply:
@@ -148,7 +155,7 @@ class TransactionHandlers:
     def _produce(self, request: TxnProduceBatch, dialect: Dialect) -> bytes | None:
         """Stage the records, and return one frame for each, in order. A record that fails does not fail the others. Return None if the
         topic does not exist or its schema check takes longer."""
-        held = self._open.get(request.transaction)
+        held = self._open.get(request.transaction) or self._committing.get(request.transaction)
         if held is None:
             unknown = InvalidTransaction(f"transaction not found: {request.transaction}")
             return encode_failure(publish_error_reply(unknown), dialect) * len(request)
@@ -189,7 +196,7 @@ class TransactionHandlers:
         return [encode_reply(Opcode.TXN_PRODUCE, rows)]
 
     def _find(self, id: str) -> _Open:
-        held = self._open.get(id)
+        held = self._open.get(id) or self._committing.get(id)
         if held is None:
             raise InvalidTransaction(f"transaction not found: {id}")
         return held

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterator, Sequence
-from typing import cast
+from typing import Final, cast
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import GroupLag
 from headrace.broker.publishing.publish import Published
 from headrace.broker.reading.batches import size_bytes
-from headrace.broker.reading.fetch import Fetched
 from headrace.errors import (
     BrokerError,
     InvalidTopicName,
@@ -26,12 +25,14 @@ from headrace.errors import (
     UnknownTopic,
 )
 from headrace.limits import PARTITIONS_PER_TOPIC_MAX, TURN_BYTES_MIN
-from headrace.records import RecordBatch
+from headrace.records import Batch, RecordBatch
 from headrace.sessions.rustlog.context import RustLogContext
 from headrace.wire.rustlog import FETCH_BYTES_MAX, Dialect, fetch_reply
 from headrace.wire.rustlog import errors as errors
 from headrace.wire.rustlog import messages as m
 
+_NOW_BYTES_MAX: Final = min(TURN_BYTES_MIN, *FETCH_BYTES_MAX.values())
+"""Size of a Fetch that is answered at once. A larger reply waits for its turn."""
 NO_SUCH_PLACE = (UnknownTopic, UnknownPartition, InvalidTopicName)
 """Errors for a partition that does not exist. An invalid topic name counts as an unknown topic."""
 
@@ -121,6 +122,24 @@ class RustLogHandlers:
             reply = await self._read(dialect, request)
         except BrokerError as error:
             return self._failed(dialect, request, error)
+        return self._fetched(reply, started_ns)
+
+    def fetch_now(self, dialect: Dialect, request: m.Fetch) -> m.Reply | None:
+        """Return the reply if it can be built from memory. None: `fetch` finds the records or the error."""
+        if request.group_id or not 0 < request.max_bytes <= _NOW_BYTES_MAX:
+            return None
+        started_ns = self._context.ticks_ns()
+        try:
+            batches = self._broker.read_now(self._who, request.topic, request.partition, request.offset, bytes_max=request.max_bytes)
+        except NotAuthorized:
+            return None  # the error depends on what the principal may see
+        if batches is None:
+            return None
+        offsets, values = _columns(batches)
+        return self._fetched(fetch_reply(dialect, offsets, values, request.max_bytes, self._context.settings.reply_bytes_max), started_ns)
+
+    def _fetched(self, reply: m.Reply, started_ns: int) -> m.Reply:
+        """Count the records of a reply."""
         if isinstance(reply, m.FetchReply):
             self._context.messages_fetched += len(reply.values)
             self._context.bytes_out += sum(map(len, reply.values))
@@ -148,7 +167,7 @@ class RustLogHandlers:
             return m.FetchReply(range(fetched.next_offset, fetched.next_offset), [], fetched.next_offset)
         if sum(map(size_bytes, fetched.batches)) >= TURN_BYTES_MIN:
             await self._context.turns.wait()
-        return fetch_reply(dialect, *_columns(fetched), request.max_bytes, reply_bytes_max)
+        return fetch_reply(dialect, *_columns(fetched.batches), request.max_bytes, reply_bytes_max)
 
     # Groups
 
@@ -209,9 +228,9 @@ class RustLogHandlers:
                 yield group, lag
 
 
-def _columns(fetched: Fetched) -> tuple[Sequence[int], list[bytes]]:
+def _columns(batches: Sequence[Batch]) -> tuple[Sequence[int], list[bytes]]:
     """Return the offsets and values of all batches. A tombstone becomes an empty record, because the protocol cannot express it."""
-    first, *others = fetched.batches
+    first, *others = batches
     offsets: Sequence[int] = first.offsets()
     values = _without_tombstones(first.values())
     for batch in others:

@@ -86,6 +86,11 @@ class RustLogSession(BaseSession[Incoming]):
         if self._owed:
             return False
         if isinstance(request, Fetch):
+            reply = self._handlers.fetch_now(dialect, request)
+            if reply is not None:
+                self._work_left -= 1
+                self._reply(encode_reply(dialect, reply))
+                return True
             self._start(self._fetch(dialect, request))
             return True
         answer = self._handlers.answer(dialect, request)

@@ -67,8 +67,9 @@ def process_birth(pid: int) -> int | None:
 class Execution:
     """Execution of a pipeline in this process: holds the lock, writes the status, checks for a stop request."""
 
-    def __init__(self, name: str, checkpoint: str, *, file: str, now_ms: int) -> None:
-        self.name, self.checkpoint, self.file = name, checkpoint, file
+    def __init__(self, name: str, checkpoint: str, *, file: str, now_ms: int, graph: Mapping[str, object] | None = None) -> None:
+        """`graph` is that of `Pipeline.graph`, for those who show the execution."""
+        self.name, self.checkpoint, self.file, self._graph = name, checkpoint, file, graph or {}
         self.directory = execution_directory(checkpoint)
         self._started = now_ms
         self._lock: int | None = None
@@ -113,6 +114,7 @@ class Execution:
             "updated": now_ms,
             "error": error,
             "queries": queries,
+            "graph": self._graph,
         }
         _replace(self.directory / "status.json", status)
 

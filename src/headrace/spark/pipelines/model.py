@@ -8,8 +8,11 @@ and checked without Spark.
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import stat
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -216,6 +219,26 @@ class Pipeline:
                 if wanted not in above:
                     raise InvalidKey(f"steps.{step.name}.inputs", f"there is no source or step {wanted!r} above it{nearest(wanted, above)}")
             above.append(step.name)
+
+    def graph(self) -> dict[str, list[dict[str, object]]]:
+        """Return sources, steps and sinks with their inputs as plain objects, for those who show the pipeline."""
+        tables = [*self.sources]
+        steps: list[dict[str, object]] = []
+        for step in self.steps.values():
+            sql = step.sql or (Path(self.place(step.sql_file)).read_text("utf-8") if step.sql_file else "")
+            # A query names its tables itself; a word in it that is the name of a table counts as one.
+            inputs = list(step.inputs) or [table for table in tables if re.search(rf"\b{re.escape(table)}\b", sql)]
+            if step.function is not None and not step.inputs:
+                inputs = [table for table in inspect.signature(step.function).parameters if table in tables]
+            text = "SQL" if sql else step.python or getattr(step.function, "__name__", "function")
+            steps.append({"name": step.name, "text": text, "sql": textwrap.dedent(sql).strip(), "inputs": inputs})
+            tables.append(step.name)
+        sources = [{"name": one.name, "text": f"topic {', '.join(one.topics) or one.pattern}"} for one in self.sources.values()]
+        sinks = [
+            {"name": one.name, "from": one.source, "text": f"{one.kind} {one.topic or one.path or ''}".strip()}
+            for one in self.sinks.values()
+        ]
+        return {"sources": [dict(one) for one in sources], "steps": steps, "sinks": [dict(one) for one in sinks]}
 
     def secret(self) -> str:
         """Read the password. Raises `ConfigError`."""

@@ -185,7 +185,7 @@ def run_pipeline(
     on_progress: Callable[[list[QueryState]], None] = lambda states: None,
 ) -> Outcome:
     """Lock the checkpoint, start Spark, run the pipeline, stop Spark. Raises `PipelineFailed` and `PlanError`."""
-    with Execution(pipeline.name, pipeline.checkpoint, file=file, now_ms=_now_ms()) as execution:
+    with Execution(pipeline.name, pipeline.checkpoint, file=file, graph=pipeline.graph(), now_ms=_now_ms()) as execution:
         execution.write("starting", [], now_ms=_now_ms(), master=master)
         log = execution.directory / "spark.log"
         log.write_bytes(b"")

@@ -43,6 +43,26 @@ class ProduceDelayed:
     partition: int = -1
 
 
+@dataclass(slots=True)
+class DelayedBatch:
+    """Adjacent PRODUCE_DELAYED frames for one topic. `keys` and `partitions` are as in `ProduceBatch`."""
+
+    topic: str
+    values: list[bytes]
+    delays: list[int]
+    """In ms."""
+    keys: list[bytes | None] | None = None
+    partitions: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def messages(self) -> list[ProduceDelayed]:
+        keys, partitions = self.keys or [None] * len(self), self.partitions or [-1] * len(self)
+        rows = zip(self.values, self.delays, keys, partitions, strict=True)
+        return [ProduceDelayed(self.topic, value, delay, key or b"", partition) for value, delay, key, partition in rows]
+
+
 @dataclass(frozen=True, slots=True)
 class CancelDelayed:
     message: str

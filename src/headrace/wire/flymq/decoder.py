@@ -14,19 +14,34 @@ from typing import Final, Generic, TypeVar
 from headrace.errors import WireError
 from headrace.limits import FLYMQ_LOOP_INFLATED_BYTES_TOTAL, FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq import transactions
-from headrace.wire.flymq.advanced_messages import TxnProduceBatch
+from headrace.wire.flymq.advanced_messages import DelayedBatch, TxnProduceBatch
 from headrace.wire.flymq.fields import Reader
 from headrace.wire.flymq.framing import COMPRESSION_MASK, GZIP, HEADER, HEADER_BYTES, MAGIC, VERSION, InflatedTooLarge, inflate
-from headrace.wire.flymq.messages import Broken, Malformed, Packed, ProduceBatch, ReplyEvent, ReplyFrame, RequestEvent, UnknownOpcode
+from headrace.wire.flymq.many import MANY_MIN, take_many
+from headrace.wire.flymq.messages import (
+    Broken,
+    CommitBatch,
+    Malformed,
+    Packed,
+    ProduceBatch,
+    ReplyEvent,
+    ReplyFrame,
+    RequestEvent,
+    UnknownOpcode,
+)
 from headrace.wire.flymq.opcodes import Opcode
 from headrace.wire.flymq.produce import read_produce, take_batch, take_metadata
 from headrace.wire.flymq.table import BY_OPCODE
+from headrace.wire.flymq.timed import take_commits, take_timed
 
 E = TypeVar("E")
 
-_TAKERS: Final[dict[int, Callable[[bytes, int, int], tuple[ProduceBatch | TxnProduceBatch | None, int]]]] = {
+_TAKERS: Final[dict[int, Callable[[bytes, int, int], tuple[ProduceBatch | TxnProduceBatch | DelayedBatch | CommitBatch | None, int]]]] = {
     Opcode.PRODUCE: take_batch,
     Opcode.TXN_PRODUCE: transactions.take_batch,
+    Opcode.COMMIT: take_commits,
+    Opcode.PRODUCE_DELAYED: take_timed,
+    Opcode.PRODUCE_WITH_TTL: take_timed,
 }
 """Decoders of batches, by opcode."""
 
@@ -74,20 +89,23 @@ class _Decoder(ABC, Generic[E]):
         events: list[E | Broken] = []
         position, end, wanted = 0, len(buffer), 0
         while position < end and not self.more:
-            ahead = self._skip(buffer, position, end)
-            if ahead is None:
+            if buffer[position] != MAGIC:
+                ahead = self._skip(buffer, position, end)
+                if ahead is None:
+                    break
+                if ahead > position:
+                    position = ahead
+                    continue
+            has_header = end - position >= HEADER_BYTES
+            if has_header:
+                magic, version, opcode, flags, length = HEADER.unpack_from(buffer, position)
+            if not has_header or magic != MAGIC or version != VERSION or length > FLYMQ_PAYLOAD_BYTES_MAX:
+                fault = _front_fault(buffer, position, end)
+                if fault is not None:
+                    self._broken = True
+                    events.append(fault)
+                    return events
                 break
-            if ahead > position:
-                position = ahead
-                continue
-            fault = _front_fault(buffer, position, end)
-            if fault is not None:
-                self._broken = True
-                events.append(fault)
-                return events
-            if end - position < HEADER_BYTES:
-                break
-            _, _, opcode, flags, length = HEADER.unpack_from(buffer, position)
             if end - position < HEADER_BYTES + length:
                 wanted = HEADER_BYTES + length
                 break
@@ -109,7 +127,7 @@ class _Decoder(ABC, Generic[E]):
         return joined
 
     def _skip(self, buffer: bytes, position: int, end: int) -> int | None:
-        """Return the position after bytes that belong to no frame. None: too few bytes to tell."""
+        """Return the position after bytes that belong to no frame. None: too few bytes to tell. The first of them is not the magic."""
         return position
 
     @abstractmethod
@@ -148,16 +166,24 @@ class RequestDecoder(_Decoder[RequestEvent]):
         take = _TAKERS.get(opcode)
         if take is not None and not compressed:
             batch, ahead = take(buffer, position, end)
+            if opcode == Opcode.PRODUCE and ahead < end and batch is not None and len(batch) < MANY_MIN:
+                many, behind_many = take_many(buffer, position, end)
+                if many is not None:
+                    events.append(many)
+                    return behind_many
             if batch is not None:
                 _add(events, batch)
                 return ahead
-        total_max = FLYMQ_PAYLOAD_BYTES_MAX if self.inflated_bytes_max is None else FLYMQ_LOOP_INFLATED_BYTES_TOTAL
-        if compressed and self._inflated >= total_max:
-            self.more = True
-            return position
         begin = position + HEADER_BYTES
         try:
-            reader = Reader(self._inflate(buffer[begin:behind], compressed)) if compressed else Reader(buffer, begin, behind)
+            if not compressed:
+                reader = Reader(buffer, begin, behind)
+            else:
+                total_max = FLYMQ_PAYLOAD_BYTES_MAX if self.inflated_bytes_max is None else FLYMQ_LOOP_INFLATED_BYTES_TOTAL
+                if self._inflated >= total_max:
+                    self.more = True
+                    return position
+                reader = Reader(self._inflate(buffer[begin:behind], compressed))
             _add(events, self._read(opcode, reader))
         except InflatedTooLarge as error:
             events.append(Malformed(opcode, str(error)) if self.inflated_bytes_max is None else Packed(opcode, buffer[begin:behind]))
@@ -203,14 +229,13 @@ class RequestDecoder(_Decoder[RequestEvent]):
 
 def _add(events: list[RequestEvent], event: RequestEvent) -> None:
     """Join adjacent records for one topic into one batch."""
-    if isinstance(event, ProduceBatch) and events:
-        last = events[-1]
-        if isinstance(last, ProduceBatch) and last.topic == event.topic:
-            last.extend(event)
-            return
-    if isinstance(event, TxnProduceBatch) and events:
-        last = events[-1]
-        if isinstance(last, TxnProduceBatch) and (last.transaction, last.topic) == (event.transaction, event.topic):
+    last = events[-1] if events else None
+    if isinstance(last, ProduceBatch) and isinstance(event, ProduceBatch) and last.topic == event.topic and last.ttls is event.ttls is None:
+        last.extend(event)
+        return
+    if isinstance(last, TxnProduceBatch) and isinstance(event, TxnProduceBatch):
+        is_same = (last.transaction, last.topic) == (event.transaction, event.topic)
+        if is_same:
             last.extend(event)
             return
     events.append(event)

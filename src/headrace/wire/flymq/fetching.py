@@ -1,4 +1,6 @@
-"""FETCH replies in columns, in two layouts that a decoder cannot tell apart.
+"""CONSUME and FETCH, which are encoded and decoded with few calls because clients send them one by one.
+
+FETCH replies are columns, in two layouts that a decoder cannot tell apart.
 
     specification    count u32, count × (key b32, value b32, offset u64), next offset u64
     original         count u32, next offset u64, count × (offset u64, key b32, value b32)
@@ -9,13 +11,16 @@ Without records the two have the same bytes.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import repeat
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from headrace.errors import WireError
-from headrace.wire.flymq.fields import U32, U64, Reader
-from headrace.wire.flymq.messages import Fetched
+from headrace.wire.flymq.fields import B32, U32, U64, Field, Layout, Reader
+from headrace.wire.flymq.messages import Consumed, Fetched
+
+M = TypeVar("M")
 
 FRONT_BYTES: Final = 12
 """Count and next offset, in any layout."""
@@ -25,10 +30,50 @@ RECORD_OVERHEAD_BYTES: Final = 16
 _ROW = struct.Struct(">QII")
 _LENGTH = struct.Struct(">I")
 _OFFSET_KEY = struct.Struct(">QI")
+_LAST = struct.Struct(">QQ")
 assert U32.write(0) + U64.write(0) == bytes(FRONT_BYTES) and _ROW.size == RECORD_OVERHEAD_BYTES
 
+_PAGE_ROWS_MAX: Final = 16
+_PAGE_VALUE_BYTES_MAX: Final = 1_024
+"""Largest page that is encoded in one call, if its records have equal sizes."""
 _STRETCH_MIN: Final = 16
 """Minimum number of equal rows for the fast path."""
+
+
+class PlaceLayout(Generic[M]):
+    """A request that begins with topic, partition, offset and further numbers. If something else follows, or the payload is too short,
+    its fields are decoded one by one."""
+
+    def __init__(self, message: type[M], letters: str, /, **fields: Field[Any]) -> None:
+        """`letters` are the `struct` letters of the fields after the topic, up to the first one that may be missing."""
+        self.message = message
+        self._build: Callable[..., M] = message
+        self._numbers = struct.Struct(">" + letters)
+        self._fields = Layout(message, **fields)
+        self.write = self._fields.write
+
+    def read(self, reader: Reader, /) -> M:
+        payload, at, end = reader.payload, reader.at + 2, reader.end
+        if end >= at:
+            stop = at + (payload[at - 2] << 8) + payload[at - 1]
+            if stop + self._numbers.size == end:
+                try:
+                    topic = payload[at:stop].decode()
+                except UnicodeDecodeError:
+                    return self._fields.read(reader)
+                reader.at = end
+                return self._build(topic, *self._numbers.unpack_from(payload, stop))
+        return self._fields.read(reader)
+
+
+class ConsumedLayout:
+    """key b32, value b32"""
+
+    def write(self, value: Consumed, /) -> bytes:
+        return b"".join((_LENGTH.pack(len(value.key)), value.key, _LENGTH.pack(len(value.value)), value.value))
+
+    def read(self, reader: Reader, /) -> Consumed:
+        return Consumed(B32.read(reader), B32.read(reader))
 
 
 class SdkLayout:
@@ -53,10 +98,10 @@ class SpecLayout:
         count = len(value.offsets)
         if not count:
             return U32.write(0) + U64.write(value.next_offset)
+        if count <= _PAGE_ROWS_MAX and value.keys is None and (page := _equal_page(value, count)) is not None:
+            return page
         shifted = [0, *value.offsets[:-1]]
-        return b"".join(
-            (U32.write(count), memoryview(_rows(shifted, value))[8:], U64.write(value.offsets[-1]), U64.write(value.next_offset))
-        )
+        return b"".join((_LENGTH.pack(count), memoryview(_rows(shifted, value))[8:], _LAST.pack(value.offsets[-1], value.next_offset)))
 
     def read(self, reader: Reader, /) -> Fetched:
         count = U32.read(reader)
@@ -66,6 +111,24 @@ class SpecLayout:
         rows = _read_rows(padded, count, 0)
         last, next_offset = U64.read(padded), U64.read(padded)
         return Fetched([*rows.offsets[1:], last], rows.values, next_offset, rows.keys)
+
+
+def _equal_page(fetched: Fetched, count: int) -> bytes | None:
+    """Encode a few records without keys in one call if all values have one size."""
+    values = fetched.values
+    size = len(values[0])
+    if size > _PAGE_VALUE_BYTES_MAX or any(map(size.__ne__, map(len, values))):
+        return None
+    cells: list[Any] = [0] * (4 * count)
+    cells[1::4] = [size] * count
+    cells[2::4] = values
+    cells[3::4] = fetched.offsets
+    return _page(count, size).pack(count, *cells, fetched.next_offset)
+
+
+@lru_cache(256)
+def _page(count: int, size: int) -> struct.Struct:
+    return struct.Struct(">I" + f"II{size}sQ" * count + "Q")
 
 
 def _rows(offsets: Sequence[int], fetched: Fetched) -> bytes:

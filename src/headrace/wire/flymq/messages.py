@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Final, TypeAlias
 
 from headrace.wire.flymq.access_messages import AccessReplies, AccessRequest
-from headrace.wire.flymq.advanced_messages import AdvancedReply, AdvancedRequest
+from headrace.wire.flymq.advanced_messages import AdvancedReply, AdvancedRequest, DelayedBatch
 from headrace.wire.flymq.schema_messages import SchemaReplies, SchemaRequest
 
 AUTO = -1
@@ -66,6 +67,8 @@ class ProduceBatch:
     values: list[bytes]
     keys: list[bytes | None] | None = None
     partitions: list[int] | None = None
+    ttls: list[int] | None = None
+    """Times to live in ms: the frames are PRODUCE_WITH_TTL. Such a batch is not extended."""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -83,14 +86,36 @@ class ProduceBatch:
         self.values += other.values
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class ProduceMany:
+    """Adjacent PRODUCE frames for several topics, of which none names a partition. Each is answered as in `ProduceBatch`."""
+
+    topics: list[str]
+    values: list[bytes]
+    keys: list[bytes | None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def batches(self) -> list[ProduceBatch]:
+        """Return the same frames as one batch for each change of the topic."""
+        found: list[ProduceBatch] = []
+        for topic, indexes in groupby(range(len(self)), self.topics.__getitem__):
+            picked = list(indexes)
+            part = slice(picked[0], picked[-1] + 1)
+            keys = None if self.keys is None else self.keys[part]
+            found.append(ProduceBatch(topic, self.values[part], keys if keys and any(keys) else None))
+        return found
+
+
+@dataclass(slots=True)
 class Consume:
     topic: str
     partition: int
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ConsumeZeroCopy(Consume):
     """Same as `Consume`. The name refers to internals of the original."""
 
@@ -133,6 +158,22 @@ class Commit:
 
 
 @dataclass(frozen=True, slots=True)
+class CommitBatch:
+    """Adjacent COMMIT frames for one topic and group, outside a transaction."""
+
+    topic: str
+    group: str
+    partitions: list[int]
+    offsets: list[int]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def commits(self) -> list[Commit]:
+        return [Commit(self.topic, self.group, *place) for place in zip(self.partitions, self.offsets, strict=True)]
+
+
+@dataclass(slots=True)
 class Fetch:
     topic: str
     partition: int
@@ -142,7 +183,7 @@ class Fetch:
     """Filter. An empty one passes everything, but its presence selects the original's reply layout."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FetchBinary(Fetch):
     """Same as `Fetch`, answered in the original's layout in both dialects."""
 
@@ -437,7 +478,7 @@ Request: TypeAlias = (
     | SchemaRequest
     | AdvancedRequest
 )
-RequestEvent: TypeAlias = Request | UnknownOpcode | Malformed | Packed | Broken
+RequestEvent: TypeAlias = Request | ProduceMany | CommitBatch | DelayedBatch | UnknownOpcode | Malformed | Packed | Broken
 Reply: TypeAlias = (
     RecordMetadataBatch
     | Consumed

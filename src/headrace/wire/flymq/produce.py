@@ -29,6 +29,8 @@ _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.PRODUCE << 8 | BINARY
 _HEADER = struct.Struct(">II")
 assert _HEADER.size == HEADER_BYTES
 _LENGTH, _PARTITION, _TOPIC_LENGTH = struct.Struct(">I"), struct.Struct(">i"), struct.Struct(">H")
+_LONE_TAIL = struct.Struct(">II")
+"""Key length and, without a key, value length."""
 _AUTO_BYTES: Final = _PARTITION.pack(AUTO)
 _METADATA_TAIL: Final = "iQqii"
 _METADATA_TAIL_BYTES: Final = struct.calcsize(">" + _METADATA_TAIL)
@@ -63,12 +65,20 @@ def take_batch(buffer: bytes, position: int, end: int) -> tuple[ProduceBatch | N
     field_from = position + HEADER_BYTES
     if end - field_from < _TOPIC_LENGTH.size:
         return None, position
-    (topic_bytes,) = _TOPIC_LENGTH.unpack_from(buffer, field_from)
-    field = buffer[field_from : field_from + 2 + topic_bytes]
+    topic_end = field_from + 2 + (buffer[field_from] << 8) + buffer[field_from + 1]
+    field = buffer[field_from:topic_end]
     try:
         batch = ProduceBatch(field[2:].decode(), [])
     except UnicodeDecodeError:
         return None, position
+    (length,) = _LENGTH.unpack_from(buffer, position + 4)
+    if field_from + length == end and topic_end + _LONE_TAIL.size <= end:
+        # A client that waits for each reply sends one frame at a time, mostly without a key.
+        key_bytes, value_bytes = _LONE_TAIL.unpack_from(buffer, topic_end)
+        value_at = topic_end + _LONE_TAIL.size
+        if not key_bytes and value_at + value_bytes + 4 == end and buffer.endswith(_AUTO_BYTES):
+            batch.values.append(buffer[value_at : end - 4])
+            return batch, end
     scan = _Scan(buffer, position, end, field, batch)
     scan.exhaust()
     return (batch, scan.position) if batch.values else (None, position)

@@ -16,7 +16,7 @@ from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import messages as m
 from headrace.wire.flymq import schema_messages as s
 from headrace.wire.flymq import transactions
-from headrace.wire.flymq.fetching import SdkLayout, SpecLayout
+from headrace.wire.flymq.fetching import ConsumedLayout, PlaceLayout, SdkLayout, SpecLayout
 from headrace.wire.flymq.fields import B32, BOOL, I32, I64, S8, S16, U8, U32, U64, Field, Layout, Reader, Repeated, Trailing
 from headrace.wire.flymq.framing import decode_failure, encode_failure, frame
 from headrace.wire.flymq.opcodes import Dialect, Opcode
@@ -63,6 +63,7 @@ _DONE: Final = Layout(m.Done, success=BOOL, message=Trailing(S16, "", always=Tru
 """The original sends the bool alone, so the message may be missing."""
 _OFFSET: Final = Layout(m.OffsetReply, offset=U64)
 _NO_PATTERN: Final[str | None] = None
+_CONSUME: Final[dict[str, Field[Any]]] = {"topic": S16, "partition": I32, "offset": U64}
 _FETCH: Final[dict[str, Field[Any]]] = {
     **{"topic": S16, "partition": I32, "offset": U64, "records_max": I32},
     "pattern": Trailing(S16, _NO_PATTERN),
@@ -124,16 +125,16 @@ _AUTH_REPLY_SDK: Final = Layout(a.AuthReply, success=BOOL, user=S16, roles=Repea
 _CALL: Final[dict[str, Field[Any]]] = {"operation": S16, "body": B32}
 
 ROWS: Final[Iterable[Row]] = (
-    Row(Opcode.CONSUME, Layout(m.Consume, topic=S16, partition=I32, offset=U64), Layout(m.Consumed, key=B32, value=B32)),
+    Row(Opcode.CONSUME, PlaceLayout(m.Consume, "iQ", **_CONSUME), ConsumedLayout()),
     Row(Opcode.CREATE_TOPIC, Layout(m.CreateTopic, topic=S16, partitions=I32), _DONE),
     Row(Opcode.METADATA, Layout(m.Metadata, topic=S16), Layout(m.TopicMetadata, topic=S16, partitions=Repeated(_BOUNDS))),
     Row(Opcode.SUBSCRIBE, Layout(m.Subscribe, topic=S16, group=S16, partition=I32, mode=MODE), _OFFSET),
     Row(Opcode.COMMIT, Layout(m.Commit, topic=S16, group=S16, partition=I32, offset=U64, transaction=ExactText()), _DONE),
-    Row(Opcode.FETCH, Layout(m.Fetch, **_FETCH), SpecLayout(), _SDK_FETCHED),
+    Row(Opcode.FETCH, PlaceLayout(m.Fetch, "iQi", **_FETCH), SpecLayout(), _SDK_FETCHED),
     Row(Opcode.LIST_TOPICS, Layout(m.ListTopics), Layout(m.TopicList, topics=NAMES)),
     Row(Opcode.DELETE_TOPIC, Layout(m.DeleteTopic, topic=S16), _DONE),
-    Row(Opcode.CONSUME_ZERO_COPY, Layout(m.ConsumeZeroCopy, topic=S16, partition=I32, offset=U64), Layout(m.Consumed, key=B32, value=B32)),
-    Row(Opcode.FETCH_BINARY, Layout(m.FetchBinary, **_FETCH), _SDK_FETCHED),
+    Row(Opcode.CONSUME_ZERO_COPY, PlaceLayout(m.ConsumeZeroCopy, "iQ", **_CONSUME), ConsumedLayout()),
+    Row(Opcode.FETCH_BINARY, PlaceLayout(m.FetchBinary, "iQi", **_FETCH), _SDK_FETCHED),
     Row(Opcode.BROKER, Layout(v.BrokerCall, **_CALL), Layout(v.BrokerReply, body=B32)),
     Row(
         Opcode.REGISTER_SCHEMA,

@@ -114,16 +114,11 @@ _JSON_STARTS: Final = frozenset(b'{"[ \t\r\n')
 _BINARY_REQUESTS: Final = frozenset((*range(binary.PRODUCE, binary.METRICS_FETCH + 1), binary.PING))
 _BINARY_REPLIES: Final = _BINARY_REQUESTS | {binary.ERROR}
 
-_decode_request: Final[dict[Dialect, Callable[[bytes], Request]]] = {
-    Dialect.JSON: json.decode_request,
-    Dialect.BINARY: binary.decode_request,
-}
 _decode_reply: Final[dict[Dialect, Callable[[bytes], Reply]]] = {Dialect.JSON: json.decode_reply, Dialect.BINARY: binary.decode_reply}
 _encode_request: Final[dict[Dialect, Callable[[Request], bytes]]] = {
     Dialect.JSON: json.encode_request,
     Dialect.BINARY: binary.encode_request,
 }
-_encode_reply: Final[dict[Dialect, Callable[[Reply], bytes]]] = {Dialect.JSON: json.encode_reply, Dialect.BINARY: binary.encode_reply}
 _produced_record_bytes: Final[dict[Dialect, Callable[[bytes], int]]] = {
     Dialect.JSON: json.produced_record_bytes,
     Dialect.BINARY: binary.produced_record_bytes,
@@ -199,7 +194,9 @@ class RequestDecoder:
         if self._defers_large and dialect is Dialect.JSON and len(payload) > RUSTLOG_DECODE_STEP_BYTES:
             return Deferred(dialect, payload)
         try:
-            return Received(dialect, _decode_request[dialect](payload))
+            # An `Enum` as the key of a dict costs as much as decoding a short request.
+            decode = json.decode_request if dialect is Dialect.JSON else binary.decode_request
+            return Received(dialect, decode(payload))
         except Undecodable as error:
             return Refused(dialect, errors.undecodable(dialect, str(error)))
 
@@ -245,7 +242,7 @@ def encode_reply(dialect: Dialect, reply: Reply) -> bytes:
     """Return one frame. A long error text is truncated. Every other reply must fit, see `fetch_reply`."""
     if isinstance(reply, ErrorReply) and len(reply.message) > RUSTLOG_ERROR_CHARS_MAX:
         reply = ErrorReply(reply.message[: RUSTLOG_ERROR_CHARS_MAX - 1] + "…", reply.code)
-    return frame(_encode_reply[dialect](reply))
+    return frame(json.encode_reply(reply) if dialect is Dialect.JSON else binary.encode_reply(reply))
 
 
 # Frame sizes.
@@ -269,7 +266,10 @@ def fetch_reply(
     count = _wanted(dialect, values, max_bytes)
     if dialect is Dialect.BINARY:
         count = _before_gap(offsets, count)
-    count = _fitting(dialect, offsets, values, count, reply_bytes_max) or _fitting(dialect, offsets, values, 1, RUSTLOG_FRAME_BYTES_MAX)
+    # What is within `max_bytes` with 12 bytes a record fits a frame of that size with 4 bytes a record.
+    is_small = dialect is Dialect.BINARY and len(values[0]) + _BINARY_ACCOUNTED_OVERHEAD <= max_bytes
+    if not is_small or max_bytes + binary.FETCH_REPLY_OVERHEAD_BYTES > reply_bytes_max:
+        count = _fitting(dialect, offsets, values, count, reply_bytes_max) or _fitting(dialect, offsets, values, 1, RUSTLOG_FRAME_BYTES_MAX)
     if count == 0:
         alone = len(values[0]) + binary.RECORD_OVERHEAD_BYTES + binary.FETCH_REPLY_OVERHEAD_BYTES
         return errors.record_does_not_fit(dialect, offsets[0], len(values[0]), fits_binary=alone <= RUSTLOG_FRAME_BYTES_MAX)

@@ -1,0 +1,227 @@
+"""`headrace bench topics`: FlyMQ requests that are pipelined on one connection, beside single records to one topic.
+
+Each repetition measures PRODUCE to one topic first, and each ratio is taken within one repetition. All names of topics have the same
+length, so that all replies to one kind of request have the same size and are counted by their bytes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle, islice
+from statistics import fmean, median
+from typing import Final, TypeAlias
+
+from headrace.bench.children import Address, BenchFailed
+from headrace.bench.load import CHUNK_BYTES, Chunk, LoadConnection, Meter, connected, run, sample_values
+from headrace.bench.options import Bench, Chosen, Measured
+from headrace.bench.protocols.contract import receive_exactly
+from headrace.bench.protocols.flymq import call, payload_bytes
+from headrace.bench.protocols.meters import Acks
+from headrace.bench.report import Figure, Target, cpu_note
+from headrace.limits import DELAYED_MAX
+from headrace.wire.flymq import Opcode, decode_reply, encode_request
+from headrace.wire.flymq.advanced_messages import ProduceDelayed, ProduceWithTtl, TxnBegin, TxnBegun, TxnCommit, TxnProduceBatch
+from headrace.wire.flymq.framing import HEADER_BYTES
+from headrace.wire.flymq.messages import Commit, CreateTopic, ProduceBatch, Reply, ReplyFrame, Request
+
+STAGED_TARGET: Final = Target(at_least=0.3)
+"""Of PRODUCE to one topic: many topics in turn, COMMIT, PRODUCE_DELAYED and PRODUCE_WITH_TTL."""
+TRANSACTION_TARGETS: Final = {100: Target(at_least=0.7), 1: Target(at_least=0.2)}
+"""By records of a transaction."""
+_DELAY_MS: Final = 3_600_000
+_GROUP: Final = "bench"
+_OPEN: Final = 24
+"""Transactions that are begun together. Up to four groups are open; a connection may have 100."""
+_ID: Final = "\0" * 20
+"""Stands for the id of a transaction in prebuilt frames. Most ids have this length."""
+
+
+Names: TypeAlias = Callable[[int], list[str]]
+"""Returns the names of so many existing topics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Requests of one connection and the meter of their replies."""
+
+    chunks: Sequence[Chunk]
+    meter: Meter
+    records: int
+
+
+@dataclass(slots=True)
+class Workload:
+    """One kind of request, and its rate in each repetition."""
+
+    name: str
+    target: Target | None
+    prepare: Callable[[socket.socket, list[str]], Load]
+    """Build all requests for the given topics."""
+    topics: int = 1
+    rates: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    """Of the broker, per record."""
+
+
+def workloads(records: int, value_bytes: int, topics: Sequence[int], repeat: int) -> list[Workload]:
+    """Return PRODUCE to one topic, then what is compared with it."""
+    values = list(islice(cycle(sample_values(value_bytes)), records))
+
+    def single(build: Callable[[str, int, bytes], Request], count: int = records) -> Callable[[socket.socket, list[str]], Load]:
+        def prepare(sock: socket.socket, names: list[str]) -> Load:
+            (topic,) = names
+            return _load(sock, [encode_request(build(topic, index, value)) for index, value in enumerate(values[:count])])
+
+        return prepare
+
+    def produce(sock: socket.socket, names: list[str]) -> Load:
+        turns = zip(cycle(names), values, strict=False)
+        return _load(sock, [encode_request(ProduceBatch(topic, [value])) for topic, value in turns])
+
+    def transactions(count: int) -> Callable[[socket.socket, list[str]], Load]:
+        def prepare(sock: socket.socket, names: list[str]) -> Load:
+            (topic,) = names
+            meter = TransactionMeter(topic, (values[first : first + count] for first in range(0, records, count)))
+            return Load([Chunk(meter.begins * 2, 0)], meter, records)
+
+        return prepare
+
+    delayed = min(records, DELAYED_MAX // repeat)
+    return [
+        Workload("PRODUCE to one topic", None, produce),
+        *(Workload(f"PRODUCE to {count:,} topics in turn", STAGED_TARGET, produce, count) for count in topics),
+        Workload("COMMIT", STAGED_TARGET, single(lambda topic, index, _: Commit(topic, _GROUP, 0, index))),
+        Workload("PRODUCE_DELAYED", STAGED_TARGET, single(lambda topic, _, value: ProduceDelayed(topic, value, _DELAY_MS), delayed)),
+        Workload("PRODUCE_WITH_TTL", STAGED_TARGET, single(lambda topic, _, value: ProduceWithTtl(topic, value, _DELAY_MS))),
+        *(Workload(f"transactions of {count}", target, transactions(count)) for count, target in TRANSACTION_TARGETS.items()),
+    ]
+
+
+def measure(bench: Bench, chosen: Chosen, records: int, value_bytes: int, topics: Sequence[int], only: str) -> list[Figure]:
+    """Measure all workloads whose name contains `only`, `repeat` times."""
+    base, *others = workloads(records, value_bytes, topics, bench.repeat)
+    found = [base, *(workload for workload in others if only in workload.name)]
+    with bench.broker(chosen) as target:
+        names = _topics(target.address)
+        _run(target, base, names)
+        for turn in range(bench.repeat):
+            for workload in found:
+                with bench.steps.step(f"{workload.name} {turn + 1}/{bench.repeat}", records):
+                    count, seconds, cpu_seconds = _run(target, workload, names)
+                workload.rates.append(count / seconds)
+                workload.cpu_seconds.append(cpu_seconds / count)
+    return _figures(base, found[1:])
+
+
+def _run(target: Measured, workload: Workload, names: Names) -> tuple[int, float, float]:
+    """Return the number of records, and the seconds and the CPU time of the broker that they took."""
+    topics = names(workload.topics)
+    with connected(target.address) as (sock,):
+        load = workload.prepare(sock, topics)
+        before = target.cpu_seconds()
+        seconds = run([LoadConnection(sock, load.chunks, load.meter, load.records)])
+        return load.records, seconds, target.cpu_seconds() - before
+
+
+def _topics(address: Address) -> Names:
+    """Return a function that returns the names of so many topics, and creates those that do not exist yet."""
+    known: list[str] = []
+    prefix = f"bench-{secrets.token_hex(4)}"
+
+    def names(count: int) -> list[str]:
+        with connected(address) as (sock,):
+            while len(known) < count:
+                known.append(f"{prefix}-{len(known):05d}")
+                call(sock, CreateTopic(known[-1], 1))
+        return known[:count]
+
+    return names
+
+
+def _figures(base: Workload, others: Sequence[Workload]) -> list[Figure]:
+    figures = [Figure(one.name, "records/s", one.rates, notes=cpu_note(fmean(one.cpu_seconds), 1)) for one in (base, *others)]
+    for other in others:
+        ratios = [mine / plain for mine, plain in zip(other.rates, base.rates, strict=True)]
+        cpu = median(base.cpu_seconds) / max(median(other.cpu_seconds), 1e-9)
+        figures.append(Figure(f"{other.name} ÷ PRODUCE to one topic", "×", ratios, other.target, {"by broker CPU": round(cpu, 3)}))
+    return figures
+
+
+def _load(sock: socket.socket, requests: list[bytes]) -> Load:
+    """Send the first request to learn the size of a reply, and join the others."""
+    sock.sendall(requests[0])
+    head = receive_exactly(sock, HEADER_BYTES)
+    size = HEADER_BYTES + len(receive_exactly(sock, payload_bytes(head)))
+
+    def counted(frame: bytes, number: int) -> int:
+        if frame[:HEADER_BYTES] != head:
+            raise BenchFailed(f"flymq: expected a reply that starts with {head.hex()}, got {frame!r}")
+        return number + 2
+
+    each = max(1, CHUNK_BYTES // len(requests[0]))
+    chunks = [Chunk(b"".join(requests[first : first + each]), each) for first in range(1, len(requests), each)]
+    return Load(chunks, Acks(size, counted), len(requests))
+
+
+class TransactionMeter:
+    """Begins transactions in groups, publishes and commits the records of each, and counts the records of committed transactions.
+
+    The next group is begun before the requests of this one, so that the broker always has requests.
+    """
+
+    def __init__(self, topic: str, transactions: Iterable[Sequence[bytes]]) -> None:
+        self.count = 0
+        self.begins = encode_request(TxnBegin()) * _OPEN
+        self._topic = topic
+        self._waiting = deque((list(values), _requests(_ID, topic, values)) for values in transactions)
+        """Records and requests of each transaction that has no id yet."""
+        self._held = bytearray()
+        self._skipped = 0
+        """Bytes of the next read that belong to replies without interest."""
+        self._begun = 0
+        self._records: deque[int] = deque()
+        """Of each transaction whose commit is not answered, in order."""
+
+    def feed(self, received: bytearray, size: int) -> bytes:
+        self._held += memoryview(received)[:size]
+        held, at, begins, requests = bytes(self._held), self._skipped, list[bytes](), list[bytes]()
+        while len(held) - at >= HEADER_BYTES:
+            end = at + HEADER_BYTES + payload_bytes(held[at : at + HEADER_BYTES])
+            opcode = held[at + 2]
+            if opcode == Opcode.TXN_PRODUCE:
+                # All replies to the records of one transaction have the same size.
+                at += (end - at) * self._records[0]
+                continue
+            if end > len(held):
+                break
+            if opcode == Opcode.TXN_COMMIT:
+                self.count += self._records.popleft()
+            else:
+                requests += self._requests(decode_reply(ReplyFrame(opcode, held[at + HEADER_BYTES : end])))
+                if self._begun % _OPEN == 0 and len(self._waiting) > _OPEN:
+                    # Before the requests of this group: their replies do not wait for its commits.
+                    begins.append(self.begins)
+            at = end
+        self._skipped = max(0, at - len(held))
+        del self._held[:at]
+        return b"".join((*begins, *requests))
+
+    def _requests(self, reply: Reply) -> Iterator[bytes]:
+        """Return the requests of the next transaction, which has just begun."""
+        if not isinstance(reply, TxnBegun):
+            raise BenchFailed(f"flymq: expected a reply to TXN_BEGIN, got {reply}")
+        self._begun += 1
+        if self._waiting:
+            values, requests = self._waiting.popleft()
+            self._records.append(len(values))
+            id = reply.transaction
+            # The lengths in the frames stay true if the id has the expected one.
+            yield requests.replace(_ID.encode(), id.encode()) if len(id) == len(_ID) else _requests(id, self._topic, values)
+
+
+def _requests(id: str, topic: str, values: Sequence[bytes]) -> bytes:
+    return encode_request(TxnProduceBatch(id, topic, list(values))) + encode_request(TxnCommit(id))

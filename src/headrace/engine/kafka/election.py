@@ -1,0 +1,120 @@
+"""Election of the broker that owns the tables, by the membership of a Kafka group.
+
+All brokers of one prefix join the group `PREFIXheadrace-coordinator` and subscribe to a topic with one partition. Kafka assigns the
+partition to one of them: the owner. When its heartbeats stop for the session timeout, Kafka assigns the partition to another broker. The
+assignor leaves it where it is when a broker joins. A broker that comes back after its session does not claim it.
+
+The election decides who tries; the transactional id decides who may write. The new owner starts a producer with the same id, which gets
+a new epoch, and Kafka refuses every later write of the old one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Final
+
+from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
+from aiokafka import errors as kafka_errors
+from aiokafka.coordinator.assignors.abstract import AbstractPartitionAssignor
+from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment, ConsumerProtocolMemberMetadata
+
+from headrace.errors import Unavailable
+
+_SESSION_MS: Final = 6_000
+"""The shortest that Kafka allows by default. A paused owner is replaced within 10 s."""
+_HEARTBEAT_MS: Final = 1_000
+_CLAIM: Final = b"owner"
+
+
+class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has no types
+    def __init__(self, revoked: Callable[[], None], assigned: Callable[[bool], None]) -> None:
+        self._revoked, self._assigned = revoked, assigned
+
+    def on_partitions_revoked(self, revoked: Iterable[object]) -> None:
+        self._revoked()
+
+    def on_partitions_assigned(self, assigned: Iterable[object]) -> None:
+        self._assigned(bool(list(assigned)))
+
+
+class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]  # the library has no types
+    """Leaves the partition with the member that claims to have it. The library uses the class itself, so each member has its own."""
+
+    name = "headrace-owner"
+    version = 0
+    election: ClassVar[Election]
+
+    @classmethod
+    def assign(cls, cluster: Any, members: Mapping[str, Any]) -> dict[str, Any]:
+        claiming = sorted(member for member, metadata in members.items() if metadata.user_data == _CLAIM)
+        owner = (claiming or sorted(members))[0]
+        topic = members[owner].subscription[0]
+        return {member: ConsumerProtocolMemberAssignment(cls.version, [(topic, [0])] if member == owner else [], b"") for member in members}
+
+    @classmethod
+    def metadata(cls, topics: Iterable[str]) -> Any:
+        return ConsumerProtocolMemberMetadata(cls.version, list(topics), _CLAIM if cls.election.is_owner else b"")
+
+    @classmethod
+    def on_assignment(cls, assignment: Any) -> None:
+        """The listener handles it."""
+
+
+class Election:
+    """Membership of one broker. `lost` is called when it was the owner and another broker is now."""
+
+    def __init__(self, arguments: dict[str, Any], topic: str, group: str, lost: Callable[[], None]) -> None:
+        self._arguments = {name: value for name, value in arguments.items() if name != "request_timeout_ms"}
+        self._topic, self._group, self._lost = topic, group, lost
+        self._consumer: Any = None
+        self._won: asyncio.Event = asyncio.Event()
+        self._is_over = False
+
+    @property
+    def is_owner(self) -> bool:
+        return self._won.is_set()
+
+    async def win(self) -> None:
+        """Join the group and wait until Kafka makes this broker the owner. Raises `Unavailable` if Kafka does not answer."""
+        assignor = type("Assignor", (_Assignor,), {"election": self})
+        self._consumer = AIOKafkaConsumer(
+            group_id=self._group,
+            session_timeout_ms=_SESSION_MS,
+            heartbeat_interval_ms=_HEARTBEAT_MS,
+            rebalance_timeout_ms=_SESSION_MS,
+            max_poll_interval_ms=24 * 3600 * 1000,  # it reads no records
+            enable_auto_commit=False,
+            partition_assignment_strategy=(assignor,),
+            **self._arguments,
+        )
+        self._consumer.subscribe([self._topic], listener=_Listener(self._rebalancing, self._assigned))
+        try:
+            await self._consumer.start()
+        except (kafka_errors.KafkaError, OSError) as failure:
+            await self.leave()
+            raise Unavailable(f"Kafka: cannot join the group {self._group}: {str(failure) or type(failure).__name__}") from None
+        await self._won.wait()
+
+    async def leave(self) -> None:
+        """Leave the group, so that another broker can take over at once."""
+        self._is_over = True
+        self._won.clear()
+        if self._consumer is not None:
+            with contextlib.suppress(kafka_errors.KafkaError, OSError):
+                await self._consumer.stop()
+            self._consumer = None
+
+    def _rebalancing(self) -> None:
+        """The group begins a new generation. A member that Kafka has removed, because it was paused or cut off, has no id any more: another
+        broker may own the tables since."""
+        if self._consumer is not None and not self._consumer._coordinator.member_id:
+            self._assigned(False)
+
+    def _assigned(self, is_owner: bool) -> None:
+        if is_owner:
+            self._won.set()
+        elif self._won.is_set() and not self._is_over:
+            self._won.clear()
+            self._lost()

@@ -1,0 +1,514 @@
+"""Kafka engine: topics are Kafka topics, records are Kafka records.
+
+Topics, bounds and sizes are snapshots of what the cluster said last, refreshed every `refresh_ms`. They are never behind what this engine
+has appended. Partitions that somebody watches are followed with long polls, so their ends move at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+from aiokafka import errors as kafka_errors
+
+from headrace.engine.catalog import check_batch
+from headrace.engine.contract import (
+    Ack,
+    Appended,
+    AppendedEach,
+    Batch,
+    Bounds,
+    Capabilities,
+    Cleanup,
+    Health,
+    OffsetStore,
+    Placement,
+    Topic,
+    TopicConfig,
+    Write,
+)
+from headrace.engine.each import append_by_partition
+from headrace.engine.kafka.cluster import Cluster
+from headrace.engine.kafka.codec import Decoded, sizes_of
+from headrace.engine.kafka.election import Election
+from headrace.engine.kafka.names import CONFIG_NAMES, INTERNAL, Names, from_kafka_config, to_kafka_config
+from headrace.engine.kafka.offsets import KafkaOffsets, split
+from headrace.engine.kafka.partition import PartitionLog
+from headrace.engine.kafka.settings import KafkaSettings
+from headrace.engine.kafka.writer import Append, LateBatch, Writer
+from headrace.errors import (
+    BrokerError,
+    InvalidRequest,
+    LimitExceeded,
+    OffsetOutOfRange,
+    TopicExists,
+    Unavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
+from headrace.limits import FETCH_BYTES_MAX, KIB, MIB, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
+from headrace.records import ColumnBatch, RecordBatch
+
+_FETCH_BYTES_MIN: Final = 256 * KIB
+_FOLLOW_BYTES: Final = 1 * MIB
+_FOLLOW_WAIT_MS: Final = 300
+_STABLE_WAIT_MS: Final = 100
+_PAUSE_SECONDS: Final = 0.2
+_CACHE_BYTES_MAX: Final = 128 * MIB
+_SETTINGS_TOPIC: Final = "__topics"
+_SETTINGS_TURNS: Final = 10
+_ELECTION_TOPIC: Final = "__coordinator"
+_CONNECTION: Final = "connection to Kafka"
+
+
+class _OwnSettings(msgspec.Struct, omit_defaults=True):
+    """Settings of a topic that Kafka does not keep."""
+
+    ack: Ack = Ack.DURABLE
+    ttl_ms: int = 0
+    dead_letter_expired: bool = False
+
+
+class KafkaEngine:
+    """Implements `Engine` on a Kafka cluster. `clock` returns Unix ms and stamps batches without timestamps."""
+
+    capabilities = Capabilities(
+        dense_offsets=False,
+        forced_compaction=False,
+        sync_per_append=False,
+        cheap_atomic_append=False,
+        keeps_batches=False,
+        any_topic_name=False,
+        placement=Placement.MURMUR2,
+        reads_in_memory=False,
+    )
+
+    def __init__(self, settings: KafkaSettings, *, clock: Callable[[], int]) -> None:
+        self._settings = settings
+        self._clock = clock
+        self.health = Health()
+        self._names = Names(settings.prefix)
+        self._cluster = Cluster(settings)
+        self._offsets = KafkaOffsets(self._cluster, self._names, settings.coordinator_id)
+        self._writer = Writer(
+            self._cluster,
+            self._offsets,
+            transactional_id=settings.coordinator_id,
+            deadline_ms=settings.deadline_ms,
+            health=self.health,
+            advanced=self._moved,
+            fenced=self._lose,
+        )
+        self._topics: dict[str, Topic] = {}
+        self._logs: dict[str, list[PartitionLog]] = {}
+        self._own: dict[str, _OwnSettings] = {}
+        self._own_position = 0
+        self._turn = 0
+        self._watched: dict[PartitionLog, None] = {}
+        self._missing: set[str] = set()
+        """Topics that the last refresh did not find."""
+        self._followers: dict[int, asyncio.Task[None]] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refresh_lock = asyncio.Lock()
+        self._is_open = False
+        self.topic_changed: Callable[[str], None] = lambda name: None
+        self.lost: Callable[[], None] = lambda: None
+        self._election: Election | None = None
+
+    @property
+    def offset_store(self) -> OffsetStore:
+        return self._offsets
+
+    @property
+    def epoch(self) -> int:
+        return self._writer.epoch
+
+    async def open(self) -> None:
+        """Connect, wait until this engine owns the tables, and read the topics. Raises `Unavailable`."""
+        await self._cluster.open()
+        try:
+            if self._settings.is_elected:
+                await self._elect()
+            await self._writer.open()
+            self._is_open = True
+            await self._refresh()
+        except BaseException:
+            await self.close()
+            raise
+        self._refreshing = asyncio.get_running_loop().create_task(self._refresh_forever())
+
+    async def _elect(self) -> None:
+        topic = self._names.to_kafka(_ELECTION_TOPIC)
+        with contextlib.suppress(TopicExists):
+            await self._cluster.create_topic(topic, 1, {})
+        self._election = Election(self._cluster.arguments, topic, self._settings.coordinator_id, self._lose)
+        await self._election.win()
+
+    async def close(self) -> None:
+        self._is_open = False
+        tasks = [task for task in (self._refreshing, *self._followers.values()) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._refreshing = None
+        self._followers.clear()
+        await self._writer.close()
+        if self._election is not None:  # after the last write: the next owner reads the tables at once
+            await self._election.leave()
+            self._election = None
+        await self._cluster.close()
+        self._topics.clear()
+        self._logs.clear()
+        self._watched.clear()
+
+    # Topics
+
+    async def create_topic(self, name: str, partitions: int, config: TopicConfig, *, internal: bool = False) -> Topic:
+        kafka_name, kafka_config = self._names.to_kafka(name), to_kafka_config(config)
+        if name in self._topics:
+            raise TopicExists(name)
+        self._check_room(0, partitions)
+        await self._put_own(name, config)  # first, so that others see the topic with them
+        try:
+            await self._cluster.create_topic(kafka_name, partitions, kafka_config)
+        except TopicExists:
+            raise TopicExists(name) from None
+        async with self._refresh_lock:
+            if name not in self._topics:
+                await self._add({name: partitions}, must_exist=True)
+        return self._topics[name]
+
+    async def alter_topic(self, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
+        old = self._topics.get(name)
+        if old is None:
+            raise UnknownTopic(name)
+        count = old.partitions if partitions is None else partitions
+        if count < old.partitions:
+            raise InvalidRequest(f"topic {name!r}: expected at least {old.partitions} partitions, got {count}")
+        self._check_room(old.partitions, count)
+        if config is not None:
+            await self._cluster.alter_config(self._names.to_kafka(name), to_kafka_config(config))
+            await self._put_own(name, config)
+        if count > old.partitions:
+            await self._cluster.add_partitions(self._names.to_kafka(name), count)
+        async with self._refresh_lock:
+            await self._add({name: count}, must_exist=True)
+        return self._topics[name]
+
+    async def delete_topic(self, name: str) -> None:
+        if name not in self._topics:
+            raise UnknownTopic(name)
+        await self._cluster.delete_topic(self._names.to_kafka(name))
+        async with self._refresh_lock:
+            self._drop(name)
+        if self._own.pop(name, None) is not None:
+            await self._write_own(name, None)
+
+    def topics(self) -> Mapping[str, Topic]:
+        return MappingProxyType(self._topics)
+
+    def _check_room(self, before: int, after: int) -> None:
+        if after < 1:
+            raise InvalidRequest(f"expected at least one partition, got {after}")
+        if after > PARTITIONS_PER_TOPIC_MAX:
+            raise LimitExceeded(f"{after} partitions exceed the limit of {PARTITIONS_PER_TOPIC_MAX} per topic")
+        total = sum(map(len, self._logs.values())) - before + after
+        if total > PARTITIONS_MAX:
+            raise LimitExceeded(f"{total} partitions exceed the limit of {PARTITIONS_MAX} per broker")
+
+    def _find(self, topic: str, partition: int) -> PartitionLog:
+        logs = self._logs.get(topic)
+        if logs is None:
+            raise UnknownTopic(topic)
+        if not 0 <= partition < len(logs):
+            raise UnknownPartition(topic, partition)
+        return logs[partition]
+
+    # Refresh
+
+    async def _refresh_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.refresh_ms / 1000)
+            try:
+                await self._refresh()
+            except (BrokerError, kafka_errors.KafkaError, OSError) as failure:
+                self.health.failed(_CONNECTION, str(failure) or type(failure).__name__)
+            else:
+                self.health.succeeded(_CONNECTION)
+
+    async def _refresh(self) -> None:
+        """Read topics, settings and bounds from the cluster."""
+        async with self._refresh_lock:
+            counts = await self._cluster.partition_counts()
+            served = {ours: count for name, count in counts.items() if count and (ours := self._names.from_kafka(name)) is not None}
+            served.pop(_ELECTION_TOPIC, None)
+            # The node that was asked may not have heard of a new topic or partition yet: a topic is gone when it is missing twice in a row.
+            missing, self._missing = self._missing, self._logs.keys() - served.keys()
+            for name in missing & self._missing:
+                self._drop(name)
+                self.topic_changed(name)
+            altered = await self._read_own(served[_SETTINGS_TOPIC]) if _SETTINGS_TOPIC in served else set()
+            altered |= await self._altered_elsewhere()
+            changed = {name: count for name, count in served.items() if len(self._logs.get(name, ())) < count or name in altered}
+            if changed:
+                await self._add(changed)
+            for name in changed:
+                self.topic_changed(name)
+            await self._refresh_bounds([log for logs in self._logs.values() for log in logs])
+        if sum(log.cached_bytes for logs in self._logs.values() for log in logs) > _CACHE_BYTES_MAX:
+            for logs in self._logs.values():
+                for log in logs:
+                    log.forget()
+        self._follow()
+        await self._offsets.refresh()
+
+    async def _altered_elsewhere(self) -> set[str]:
+        """Return the topics whose settings others have changed in Kafka, at every `_SETTINGS_TURNS`th call."""
+        self._turn += 1
+        if self._turn % _SETTINGS_TURNS:
+            return set()
+        kafka_names = {self._names.to_kafka(name): name for name in self._topics}
+        found = await self._cluster.configs(list(kafka_names), CONFIG_NAMES)
+        served = {kafka_names[kafka]: new for kafka, new in found.items()}
+        return {name for name, new in served.items() if name in self._topics and self._config(name, new) != self._topics[name].config}
+
+    def _config(self, name: str, found: Mapping[str, str]) -> TopicConfig:
+        own = self._own.get(name, _OwnSettings())
+        return replace(from_kafka_config(found), ack=own.ack, ttl_ms=own.ttl_ms, dead_letter_expired=own.dead_letter_expired)
+
+    async def _add(self, counts: Mapping[str, int], *, must_exist: bool = False) -> None:
+        """Add topics and partitions that the cluster has, with their settings and bounds."""
+        kafka_names = {name: self._names.to_kafka(name) for name in counts}
+        configs = await self._cluster.configs(list(kafka_names.values()), CONFIG_NAMES, must_exist=must_exist)
+        for name, count in counts.items():
+            found = configs.get(kafka_names[name])
+            if found is None:
+                continue
+            before = self._logs.get(name, [])
+            logs = before + [PartitionLog(name, kafka_names[name], number) for number in range(len(before), count)]
+            await self._refresh_bounds(logs[len(before) :])
+            for log in logs:
+                log.batch_bytes_max = int(found.get("max.message.bytes") or MIB)
+            config = self._config(name, found)
+            self._logs[name] = logs
+            if name != _SETTINGS_TOPIC:  # the engine's own
+                self._topics[name] = Topic(name, count, config, name.startswith(INTERNAL))
+
+    def _drop(self, name: str) -> None:
+        self._topics.pop(name, None)
+        for log in self._logs.pop(name, ()):
+            log.is_gone = True
+            self._watched.pop(log, None)
+            log.wake()
+
+    async def _refresh_bounds(self, logs: Sequence[PartitionLog]) -> None:
+        by_place = {log.place: log for log in logs}
+        moved = []
+        for place, (first, end) in (await self._cluster.bounds(list(by_place))).items() if by_place else ():
+            log = by_place[place]
+            log.first = max(log.first, first)
+            if log.advance(end):
+                moved.append(log)
+        self._moved(moved)
+
+    def _moved(self, logs: Iterable[PartitionLog]) -> None:
+        for log in logs:
+            log.wake()
+
+    def _lose(self) -> None:
+        """Stop writing to the tables: another broker owns them."""
+        self._writer.stop_transactions()
+        self.health.ended("another broker owns the tables")
+        self.lost()
+
+    # Settings that Kafka does not keep
+
+    async def _put_own(self, name: str, config: TopicConfig) -> None:
+        own = _OwnSettings(config.ack, config.ttl_ms, config.dead_letter_expired)
+        if own != self._own.get(name, _OwnSettings()):
+            self._own[name] = own
+            await self._write_own(name, own)
+
+    async def _write_own(self, name: str, own: _OwnSettings | None) -> None:
+        if _SETTINGS_TOPIC not in self._logs:
+            kafka_name, config = self._names.to_kafka(_SETTINGS_TOPIC), to_kafka_config(TopicConfig(cleanup=Cleanup.COMPACT))
+            with contextlib.suppress(TopicExists):
+                await self._cluster.create_topic(kafka_name, 1, config)
+            async with self._refresh_lock:
+                await self._add({_SETTINGS_TOPIC: 1})
+        value = None if own is None else msgspec.json.encode(own)
+        await self.append([Write(_SETTINGS_TOPIC, 0, RecordBatch([value], [name.encode()]))])
+
+    async def _read_own(self, partitions: int) -> set[str]:
+        """Read what is new in the table of settings. Returns the topics whose settings have changed."""
+        altered: set[str] = set()
+        if _SETTINGS_TOPIC not in self._logs:
+            await self._add({_SETTINGS_TOPIC: partitions})
+        log = self._find(_SETTINGS_TOPIC, 0)
+        await self._refresh_bounds([log])
+        position = max(self._own_position, log.first)
+        while position < log.end:
+            batches = await self.read(_SETTINGS_TOPIC, 0, position, bytes_max=MIB)
+            for batch in batches:
+                for record in batch.records():
+                    name = (record.key or b"").decode()
+                    before = self._own.pop(name, None)
+                    if record.value is not None:
+                        self._own[name] = msgspec.json.decode(record.value, type=_OwnSettings)
+                    if self._own.get(name) != before:
+                        altered.add(name)
+            position = batches[-1].next_offset if batches else log.end
+        self._own_position = position
+        return altered
+
+    # Writing
+
+    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
+        if not self._is_open:
+            raise Unavailable("the engine is not open")
+        found: list[tuple[PartitionLog, RecordBatch | LateBatch]] = []
+        size_bytes = 0
+        commits = split(writes)
+        for write in writes[:-1] if commits else writes:
+            log, batch = self._find(write.topic, write.partition), write.batch
+            if isinstance(batch, (RecordBatch, ColumnBatch)):
+                check_batch(batch)
+                if isinstance(batch, ColumnBatch):
+                    batch = batch.record_batch()
+                size_bytes += sizes_of(batch)
+            found.append((log, batch))
+        future: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        if not found and not commits:
+            future.set_result([])
+            return future
+        is_plain = (
+            not commits
+            and all(log is found[0][0] and isinstance(batch, RecordBatch) for log, batch in found)
+            and not found[0][0].topic.startswith(INTERNAL)
+            and size_bytes <= found[0][0].batch_bytes_max
+        )
+        self._writer.stage(Append(found, future, self._clock(), size_bytes, not is_plain, commits))
+        return future
+
+    # Reading
+
+    def append_each(
+        self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
+    ) -> asyncio.Future[AppendedEach]:
+        for topic, partition in set(places):
+            self.bounds(topic, partition)  # raises for a place that does not exist
+        return append_by_partition(self.append, places, values, keys)
+
+    def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch] | None:
+        return None  # every read asks the cluster
+
+    async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
+        log = self._find(topic, partition)
+        if offset > log.end:
+            await self._refresh_bounds([log])  # others may have written since
+        if not log.first <= offset <= log.end:
+            raise OffsetOutOfRange(wanted=offset, first=log.first, end=log.end)
+        position, end = offset, log.end
+        while position < end:
+            found = log.cached(position, bytes_max, records_max)
+            if found:
+                return [*found]
+            position = await self._fetch(log, position, bytes_max)
+        return []
+
+    async def _fetch(self, log: PartitionLog, offset: int, bytes_max: int) -> int:
+        """Read from Kafka into the cache. Return the offset to continue from."""
+        size = min(max(bytes_max, _FETCH_BYTES_MIN), FETCH_BYTES_MAX)
+        answer = await self._cluster.fetch(*log.place, offset, bytes_max=size, wait_ms=_STABLE_WAIT_MS)
+        if log.is_gone or answer.error is kafka_errors.UnknownTopicOrPartitionError:
+            raise UnknownTopic(log.topic)
+        if answer.error is kafka_errors.OffsetOutOfRangeError:
+            await self._refresh_bounds([log])
+            raise OffsetOutOfRange(wanted=offset, first=log.first, end=log.end)
+        if answer.error is not kafka_errors.NoError:
+            raise Unavailable(f"Kafka: {answer.error.__name__} while reading {log.topic!r}")
+        decoded = Decoded(answer.content, answer.aborted, offset)
+        if decoded.batches:
+            log.remember_fetched(min(offset, decoded.batches[0].base_offset), decoded.batches)
+            log.note_size(decoded.batches)
+            return offset
+        return decoded.next_offset  # markers and aborted records only, or not yet stable
+
+    def bounds(self, topic: str, partition: int) -> Bounds:
+        log = self._find(topic, partition)
+        return Bounds(log.first, log.end)
+
+    def size_bytes(self, topic: str, partition: int) -> int:
+        return self._find(topic, partition).size_estimate_bytes
+
+    async def offset_for_time(self, topic: str, partition: int, timestamp: int) -> int:
+        log = self._find(topic, partition)
+        found = await self._cluster.offset_for_time(*log.place, timestamp)
+        return log.end if found is None else max(log.first, min(found, log.end))
+
+    def watch(self, topic: str, partition: int, wake: Callable[[], None]) -> Callable[[], None]:
+        log, token = self._find(topic, partition), object()
+        log.watchers[token] = wake
+        if log not in self._watched:
+            self._watched[log] = None
+            self._follow()
+
+        def stop() -> None:
+            log.watchers.pop(token, None)
+            if not log.watchers:
+                self._watched.pop(log, None)
+
+        return stop
+
+    # Following
+
+    def _follow(self) -> None:
+        """Start a task for each node that leads a watched partition and has none."""
+        if not self._is_open:
+            return
+        for node in self._cluster.by_leader(log.place for log in self._watched):
+            if node not in self._followers:
+                task = self._followers[node] = asyncio.get_running_loop().create_task(self._follow_node(node))
+                task.add_done_callback(partial(self._followed, node))
+
+    def _followed(self, node: int, task: asyncio.Task[None]) -> None:
+        self._followers.pop(node, None)
+
+    async def _follow_node(self, node: int) -> None:
+        """Wait for records of others in the watched partitions of a node, until there is no such partition."""
+        while True:
+            by_place = {log.place: log for log in self._watched}
+            places = self._cluster.by_leader(by_place).get(node)
+            if not places:
+                return
+            try:
+                asked = {place: by_place[place].end for place in places}
+                answers = await self._cluster.follow(node, asked, bytes_max=_FOLLOW_BYTES, wait_ms=_FOLLOW_WAIT_MS)
+            except (kafka_errors.KafkaError, OSError):
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            moved = []
+            for answer in answers:
+                log = by_place[answer.topic, answer.partition]
+                if answer.error is not kafka_errors.NoError:
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                elif answer.stable_end > log.end:
+                    asked_from = asked[log.place]
+                    if asked_from == log.end:
+                        decoded = Decoded(answer.content, answer.aborted, asked_from)
+                        if decoded.batches:
+                            log.remember(asked_from, decoded.batches)
+                    log.advance(answer.stable_end)
+                    moved.append(log)
+            self._moved(moved)
+
+    async def maintain(self) -> None:
+        """Kafka applies retention and compaction by itself."""
+        await self._refresh()

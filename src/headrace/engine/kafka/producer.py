@@ -1,0 +1,123 @@
+"""A Kafka producer: idempotent, with acks=all, and transactional if it has a transactional id.
+
+It repeats a batch with the same sequence number until Kafka answers, so nothing is written twice and the order holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiokafka import AIOKafkaProducer
+from aiokafka import errors as kafka_errors
+from aiokafka.structs import OffsetAndMetadata, TopicPartition
+
+from headrace.engine.kafka.cluster import Cluster
+from headrace.engine.kafka.names import RECORD_BYTES_MAX
+from headrace.errors import Unavailable
+from headrace.limits import MIB
+
+_METADATA_SECONDS: Final = 0.02
+_STOP_SECONDS: Final = 1.0
+
+
+class Producer:
+    """Use `start` to create one."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.is_doubtful = False
+        """Whether a request had no answer. After that, a transactional producer must be replaced: Kafka may still receive the request, and
+        it could end a later transaction of the same epoch."""
+        send = inner.client.send
+
+        async def watched(node: int, request: object, **options: object) -> object:
+            try:
+                return await send(node, request, **options)
+            except kafka_errors.KafkaError:
+                self.is_doubtful = True
+                raise
+
+        inner.client.send = watched
+
+    @classmethod
+    async def start(cls, cluster: Cluster, transactional_id: str | None, seconds: float) -> Producer:
+        """Start a producer. A transactional one gets a new epoch: Kafka aborts what the one before it left open, and refuses its writes.
+        Raises `Unavailable`."""
+        inner = AIOKafkaProducer(
+            acks="all",
+            enable_idempotence=True,
+            transactional_id=transactional_id,
+            max_batch_size=RECORD_BYTES_MAX,
+            max_request_size=RECORD_BYTES_MAX + MIB,
+            metadata_max_age_ms=30_000,
+            retry_backoff_ms=50,
+            **cluster.arguments,
+        )
+        producer = cls(inner)
+        try:
+            async with asyncio.timeout(seconds):
+                await inner.start()
+        except (kafka_errors.KafkaError, OSError, TimeoutError) as failure:
+            await producer.discard()
+            raise Unavailable(f"Kafka: cannot start a producer: {str(failure) or type(failure).__name__}") from None
+        producer.is_doubtful = False
+        return producer
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of a transactional id, counted over its producer ids: it rises with each producer."""
+        manager = self._inner._txn_manager
+        return int((manager.producer_id << 16) + manager.producer_epoch + 1)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the producer has failed for good."""
+        return bool(self._inner._sender.sender_task.done())
+
+    async def know(self, topic: str, partition: int) -> None:
+        """Wait until the producer knows the partition, which may be new."""
+        while partition not in (await self._inner.client._wait_on_metadata(topic)):
+            await self._inner.client.force_metadata_update()
+            await asyncio.sleep(_METADATA_SECONDS)
+
+    def create_batch(self) -> Any:
+        return self._inner.create_batch()
+
+    async def send(self, batch: Any, topic: str, partition: int) -> Any:
+        """Write a record batch and return its position."""
+        return await (await self._inner.send_batch(batch, topic, partition=partition))
+
+    async def begin(self) -> None:
+        await self._inner.begin_transaction()
+
+    async def commit_offsets(self, group: str, places: Mapping[tuple[str, int], tuple[int, str]]) -> None:
+        """Commit the offsets of a group as part of the transaction."""
+        offsets = {TopicPartition(*place): OffsetAndMetadata(*committed) for place, committed in places.items()}
+        await self._inner.send_offsets_to_transaction(offsets, group)
+
+    async def commit(self) -> None:
+        await self._inner.commit_transaction()
+
+    async def abort(self) -> None:
+        await self._inner.abort_transaction()
+
+    async def discard(self) -> None:
+        """Stop without waiting for batches."""
+        inner = self._inner
+        inner._closed = True
+        accumulator = inner._message_accumulator
+        for batch in [*accumulator._pending_batches, *(batch for batches in accumulator._batches.values() for batch in batches)]:
+            for future in (batch.future, batch._drain_waiter):
+                if future.done() and not future.cancelled():
+                    future.exception()  # the library does not look at it
+        with contextlib.suppress(kafka_errors.KafkaError, OSError):
+            await inner.client.close()
+        task = inner._sender.sender_task
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task], timeout=_STOP_SECONDS)
+            if task.done() and not task.cancelled():
+                task.exception()

@@ -1,0 +1,531 @@
+"""Appends to Kafka: order, record batches, transactions and unknown outcomes.
+
+An append to one partition of a user topic is sent by an idempotent producer, with all appends to this partition that wait, as one record
+batch. Every other append (several partitions, or a table) is part of a Kafka transaction, together with all others that wait. The
+transactional id is that of the coordinator, so Kafka refuses the tables' writes of a broker that was replaced.
+
+Appends to one partition are written in call order: each partition has a queue, and an append is sent when it is at the head of all its
+queues.
+
+Nothing that was handed to the producer is given up: it repeats a batch, with the same sequence number, until Kafka answers. An append
+that takes longer than the deadline fails with `OutcomeUnknown`, whose `outcome` resolves with the answer. An append that still waits in
+a queue at its deadline fails with `Unavailable`: nothing was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from aiokafka import errors as kafka_errors
+
+from headrace.engine.catalog import check_batch
+from headrace.engine.contract import Appended, Commits
+from headrace.engine.kafka.cluster import Cluster, broker_error
+from headrace.engine.kafka.codec import Decoded, add_to, sizes_of
+from headrace.engine.kafka.offsets import KafkaOffsets
+from headrace.engine.kafka.partition import PartitionLog
+from headrace.engine.kafka.producer import Producer
+from headrace.engine.listed import ListedBatch
+from headrace.errors import BrokerError, OutcomeUnknown, Unavailable, UnknownTopic
+from headrace.limits import MIB
+from headrace.records import AnyBatch, ColumnBatch, RecordBatch
+from headrace.storage.health import Health
+
+_BATCH_BYTES: Final = 1 * MIB
+"""Appends are joined in one record batch up to this size."""
+_TRANSACTION_APPENDS_MAX: Final = 500
+_TRANSACTION_BYTES_MAX: Final = 32 * MIB
+_RECONCILE_SECONDS: Final = 0.2
+_STEP: Final = "writing to Kafka"
+LateBatch: TypeAlias = Callable[[Sequence[Appended]], AnyBatch]
+
+
+@dataclass(slots=True, eq=False)
+class Append:
+    """One call of `Engine.append`."""
+
+    writes: list[tuple[PartitionLog, RecordBatch | LateBatch]]
+    future: asyncio.Future[list[Appended]]
+    now: int
+    size_bytes: int
+    is_transaction: bool
+    commits: Commits = field(default_factory=list)
+    is_sent: bool = False
+    is_doubtful: bool = False
+    timer: asyncio.TimerHandle | None = None
+    appended: list[Appended | None] = field(default_factory=list)
+
+    @property
+    def logs(self) -> list[PartitionLog]:
+        return list(dict.fromkeys(log for log, _ in self.writes))
+
+    def results(self) -> list[Appended]:
+        """Return a position for each write; commits have none of their own."""
+        found = [one for one in self.appended if one is not None]
+        return [*found, Appended(0, len(self.commits), self.now)] if self.commits else found
+
+    def resolve(self, outcome: list[Appended] | BrokerError) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        if self.future.done():  # the caller was cancelled; the append is valid
+            return
+        if isinstance(outcome, BrokerError):
+            self.future.set_exception(outcome)
+        else:
+            self.future.set_result(outcome)
+
+
+@dataclass(slots=True)
+class _Part:
+    """Records of one write in one record batch."""
+
+    append: Append
+    index: int
+    batch: RecordBatch
+    timestamps: Sequence[int]
+
+
+class Writer:
+    """Writes to all partitions. `advanced` is called with the partitions whose end has moved; `fenced` when another broker has taken over
+    the transactional id."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        offsets: KafkaOffsets,
+        *,
+        transactional_id: str,
+        deadline_ms: int,
+        health: Health,
+        advanced: Callable[[Iterable[PartitionLog]], None],
+        fenced: Callable[[], None],
+    ) -> None:
+        self._cluster = cluster
+        self._offsets = offsets
+        self._transactional_id = transactional_id
+        self._deadline_seconds = deadline_ms / 1000
+        self._health = health
+        self._advanced = advanced
+        self._fenced = fenced
+        self._plain: Producer | None = None
+        self._transactional: Producer | None = None
+        self._is_fenced = False
+        self._transactions: deque[Append] = deque()
+        self._is_committing = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_closing = False
+
+    async def open(self) -> None:
+        self._is_closing = self._is_fenced = False
+        self._plain = await self._producer(None)
+        self._transactional = await self._producer(self._transactional_id)
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the transactional id, counted over its producer ids: it rises with each owner."""
+        return 0 if self._transactional is None else self._transactional.epoch
+
+    def stop_transactions(self) -> None:
+        """Refuse transactions from now on."""
+        self._is_fenced = True
+
+    async def close(self) -> None:
+        """Finish what was staged, within the deadline."""
+        self._is_closing = True
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=self._deadline_seconds)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for producer in (self._plain, self._transactional):
+            if producer is not None:
+                await producer.discard()
+        self._plain = self._transactional = None
+
+    async def _producer(self, transactional_id: str | None) -> Producer:
+        return await Producer.start(self._cluster, transactional_id, 2 * self._deadline_seconds)
+
+    # Staging
+
+    def stage(self, append: Append) -> None:
+        """Queue an append. Its future resolves later."""
+        loop = append.future.get_loop()
+        if self._is_closing or (append.is_transaction and self._is_fenced):
+            append.resolve(Unavailable("this broker does not own the tables: another one has taken over" if self._is_fenced else "closing"))
+            return
+        append.appended = [None] * len(append.writes)
+        self._offsets.stage(append.commits)
+        append.timer = loop.call_later(self._deadline_seconds, self._late, append)
+        for log in append.logs:
+            log.queue.append(append)
+        if append.is_transaction:
+            self._transactions.append(append)
+            self._commit_soon()
+        else:
+            self._pump(append.writes[0][0])
+
+    def _late(self, append: Append) -> None:
+        """The deadline of an append has passed."""
+        self._health.failed(_STEP, f"Kafka did not acknowledge within {self._deadline_seconds:g} s")
+        if append.future.done():
+            return
+        if append.is_sent:
+            self._doubt(append, f"Kafka did not answer within {self._deadline_seconds:g} s")
+            return
+        self._remove(append)
+        self._offsets.finish(append.commits, is_done=False)
+        append.resolve(Unavailable(f"Kafka did not answer within {self._deadline_seconds:g} s; nothing was written"))
+
+    def _doubt(self, append: Append, text: str) -> None:
+        """Tell the caller that the outcome is unknown, unless it has been told. The append resolves the outcome later."""
+        if append.is_doubtful or append.future.done():
+            return
+        append.is_doubtful = True
+        outcome: asyncio.Future[list[Appended]] = append.future.get_loop().create_future()
+        outcome.add_done_callback(lambda done: done.cancelled() or done.exception())  # a caller may ignore it
+        append.future.set_exception(OutcomeUnknown(text, outcome))
+        append.future = outcome
+
+    def _remove(self, append: Append) -> None:
+        for log in append.logs:
+            log.queue.remove(append)
+        if append.is_transaction:
+            self._transactions.remove(append)
+
+    def _start(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # One partition
+
+    def _pump(self, log: PartitionLog) -> None:
+        if not log.is_sending and log.queue and not log.queue[0].is_transaction:
+            log.is_sending = True
+            self._start(self._send_all(log))
+
+    async def _send_all(self, log: PartitionLog) -> None:
+        """Send the appends at the head of a partition's queue, batch by batch, until there is none or a transaction."""
+        try:
+            while log.queue and not log.queue[0].is_transaction:
+                appends, size_bytes = [log.queue[0]], log.queue[0].size_bytes
+                for append in list(log.queue)[1:]:
+                    size_bytes += append.size_bytes
+                    if append.is_transaction or size_bytes > min(_BATCH_BYTES, log.batch_bytes_max):
+                        break
+                    appends.append(append)
+                await self._send(log, appends)
+        finally:
+            log.is_sending = False
+        self._commit_soon()
+
+    async def _send(self, log: PartitionLog, appends: list[Append]) -> None:
+        parts = [
+            _Part(append, index, batch, _timestamps(batch, append.now))
+            for append in appends
+            for index, (_, batch) in enumerate(append.writes)
+            if isinstance(batch, RecordBatch)
+        ]
+        for append in appends:
+            append.is_sent = True
+        outcome: BrokerError | None = None
+        try:
+            assert self._plain is not None
+            await self._write(self._plain, log, parts)
+        except BrokerError as error:
+            outcome = error
+        except (kafka_errors.KafkaError, OSError) as failure:
+            outcome = UnknownTopic(log.topic) if log.is_gone else broker_error(failure)
+            if self._plain is not None and self._plain.is_broken:
+                # The producer is beyond repair, and whether its last batch was written is unknown.
+                outcome = OutcomeUnknown(f"Kafka: {failure}", None)
+                await self._replace_plain()
+        for append in appends:
+            log.queue.remove(append)
+        for append in appends:
+            append.resolve(append.results() if outcome is None else outcome)
+        if outcome is None:
+            self._health.succeeded(_STEP)
+            self._advance({log: parts})
+
+    async def _replace_plain(self) -> None:
+        broken, self._plain = self._plain, await self._producer(None)
+        if broken is not None:
+            await broken.discard()
+
+    async def _write(self, producer: Producer, log: PartitionLog, parts: list[_Part]) -> None:
+        """Write the parts as few record batches, in order, and note where each landed."""
+        await producer.know(log.kafka_topic, log.number)
+        for group in _grouped(parts, min(_BATCH_BYTES, log.batch_bytes_max), log.batch_bytes_max):
+            builder = producer.create_batch()
+            for part in group:
+                is_added = add_to(builder.append, part.batch, part.timestamps)
+                assert is_added, "the limit of the builder is above that of any record"
+            metadata = await producer.send(builder, log.kafka_topic, log.number)
+            offset = metadata.offset
+            if offset < 0:
+                raise OutcomeUnknown("Kafka has written the records before and does not say where", None)
+            for part in group:
+                if metadata.timestamp_type == 1 and metadata.timestamp >= 0:  # the topic stamps records itself
+                    part.timestamps = [metadata.timestamp] * len(part.batch)
+                _note(part, offset)
+                offset += len(part.batch)
+
+    def _advance(self, written: dict[PartitionLog, list[_Part]]) -> None:
+        """Move the ends, keep the records for readers at the end, and wake them."""
+        moved: list[PartitionLog] = []
+        for log, parts in written.items():
+            last = parts[-1].append.appended[parts[-1].index]
+            first = parts[0].append.appended[parts[0].index]
+            assert last is not None and first is not None
+            end = last.last_offset + 1
+            # Records of others between ours would be missing in the cache.
+            listed = [_listed(part) for part in parts]
+            log.note_size(listed)
+            if log.watchers and first.base_offset == log.end and end - log.end == sum(len(part.batch) for part in parts):
+                log.remember(log.end, listed)
+            if log.advance(end):
+                moved.append(log)
+        self._advanced(moved)
+
+    # Transactions
+
+    def _commit_soon(self) -> None:
+        if not self._is_committing and self._transactions:
+            self._is_committing = True
+            self._start(self._commit_all())
+
+    async def _commit_all(self) -> None:
+        try:
+            while appends := self._ready():
+                await self._commit(appends)
+                for log in {log for append in appends for log in append.logs}:
+                    self._pump(log)
+            # What remains waits for the appends of one partition; `_send_all` calls again.
+        finally:
+            self._is_committing = False
+
+    def _ready(self) -> list[Append]:
+        """Return the transactions that are at the head of all their queues, or behind others of the list."""
+        ready: list[Append] = []
+        ahead: dict[PartitionLog, int] = {}
+        size_bytes = 0
+        for append in self._transactions:
+            logs = append.logs
+            if any(log.queue[ahead.get(log, 0)] is not append for log in logs):
+                continue
+            size_bytes += append.size_bytes
+            if ready and (len(ready) >= _TRANSACTION_APPENDS_MAX or size_bytes > _TRANSACTION_BYTES_MAX):
+                break
+            ready.append(append)
+            for log in logs:
+                ahead[log] = ahead.get(log, 0) + 1
+        return ready
+
+    async def _commit(self, appends: list[Append]) -> None:
+        """Write appends in one Kafka transaction. If one of them is invalid, the others are written without it."""
+        for append in appends:
+            append.is_sent = True
+        outcome: BrokerError | None = None
+        written: dict[PartitionLog, list[_Part]] = {}
+        is_ending = False
+        try:
+            if self._is_fenced:
+                raise kafka_errors.ProducerFenced  # a new producer would take the tables back
+            if self._transactional is None:
+                self._transactional = await self._producer(self._transactional_id)
+            producer = self._transactional
+            await producer.begin()
+            try:
+                await self._write_phases(producer, appends, written)
+            except _Invalid as invalid:
+                await producer.abort()
+                self._finish([invalid.append], invalid.error)
+                rest = [append for append in appends if append is not invalid.append]
+                if rest:
+                    await self._commit(rest)
+                return
+            commits = [commit for append in appends for commit in append.commits]
+            for group, places in self._offsets.to_kafka(commits).items():
+                await producer.commit_offsets(group, places)
+            await self._offsets.delete(commits)
+            is_ending = True
+            await producer.commit()
+        except kafka_errors.ProducerFenced:
+            self._is_fenced = True
+            self._fenced()
+            outcome = OutcomeUnknown("another broker took over during the commit", None) if is_ending else _taken_over()
+            self._finish(appends, outcome)
+            self._finish(list(self._transactions), _taken_over())
+            if self._transactional is not None:
+                await self._transactional.discard()
+                self._transactional = None
+            return
+        except (kafka_errors.KafkaError, OSError, BrokerError) as failure:
+            self._health.failed(_STEP, str(failure) or type(failure).__name__)
+            await self._drop_transactional()
+            outcome = failure if isinstance(failure, BrokerError) else Unavailable(f"Kafka: the transaction failed: {failure!r}")
+            if is_ending:
+                outcome = await self._reconciled(appends, written, failure)
+        else:
+            if producer.is_doubtful:
+                # A request of this transaction had no answer. If it arrives late, it must not meet the next transaction.
+                await self._drop_transactional()
+        self._finish(appends, outcome)
+        if outcome is None:
+            self._health.succeeded(_STEP)
+            self._advance(written)
+
+    async def _drop_transactional(self) -> None:
+        """Drop the producer. The next one begins with a new epoch, which aborts what this one left open."""
+        broken, self._transactional = self._transactional, None
+        if broken is not None:
+            await broken.discard()
+
+    async def _reconciled(self, appends: list[Append], written: dict[PartitionLog, list[_Part]], failure: Exception) -> BrokerError | None:
+        """Find out whether a transaction was committed whose commit failed. The callers learn at once that it is unknown.
+
+        A producer with a new epoch ends the transaction one way or the other; then the first of its records is there, or it is not.
+        """
+        for append in appends:
+            self._doubt(append, f"Kafka: the commit failed: {failure}")
+        while not self._is_closing:
+            try:
+                self._transactional = await self._producer(self._transactional_id)
+                for log, parts in written.items():
+                    first = parts[0].append.appended[parts[0].index]
+                    assert first is not None
+                    answer = await self._cluster.fetch(*log.place, first.base_offset, bytes_max=1, wait_ms=0)
+                    found = Decoded(answer.content, answer.aborted, first.base_offset).batches
+                    is_there = any(first.base_offset in batch.offsets() for batch in found)
+                    return None if is_there else Unavailable("Kafka: the transaction was aborted; nothing was written")
+                return Unavailable("Kafka: the commit failed; commit the offsets again")
+            except BrokerError:
+                await self._drop_transactional()
+                await asyncio.sleep(_RECONCILE_SECONDS)
+        return Unavailable("closing")
+
+    def _finish(self, appends: list[Append], outcome: BrokerError | None) -> None:
+        for append in appends:
+            self._remove(append)
+            self._offsets.finish(append.commits, is_done=outcome is None)
+        for append in appends:
+            append.resolve(append.results() if outcome is None else outcome)
+
+    async def _write_phases(self, producer: Producer, appends: list[Append], written: dict[PartitionLog, list[_Part]]) -> None:
+        """Write all appends. A batch that depends on the positions of earlier writes is written in a later phase than those."""
+        for phase in _phases(appends):
+            by_log: dict[PartitionLog, list[_Part]] = {}
+            for append, index in phase:
+                log, batch = append.writes[index]
+                if log.is_gone:
+                    raise _Invalid(append, UnknownTopic(log.topic))
+                if not isinstance(batch, RecordBatch):
+                    batch = _built(append, index, batch)
+                by_log.setdefault(log, []).append(_Part(append, index, batch, _timestamps(batch, append.now)))
+            outcomes = await asyncio.gather(*(self._write(producer, log, parts) for log, parts in by_log.items()), return_exceptions=True)
+            for failure in outcomes:
+                if failure is not None:
+                    raise failure
+            for log, parts in by_log.items():
+                written.setdefault(log, []).extend(parts)
+
+
+class _Invalid(Exception):
+    """One append of a transaction is invalid."""
+
+    def __init__(self, append: Append, error: BrokerError) -> None:
+        super().__init__(str(error))
+        self.append, self.error = append, error
+
+
+def _taken_over() -> Unavailable:
+    return Unavailable("another broker has taken over the tables; nothing was written")
+
+
+def _built(append: Append, index: int, build: LateBatch) -> RecordBatch:
+    try:
+        batch = build([found for found in append.appended[:index] if found is not None])
+        check_batch(batch)
+    except BrokerError as error:
+        raise _Invalid(append, error) from None
+    return batch.record_batch() if isinstance(batch, ColumnBatch) else batch
+
+
+def _phases(appends: list[Append]) -> list[list[tuple[Append, int]]]:
+    """Return the writes in phases. Within a partition the phases rise with the order of the appends."""
+    phases: list[list[tuple[Append, int]]] = []
+    latest: dict[PartitionLog, int] = {}
+    for append in appends:
+        before = -1
+        for index, (log, batch) in enumerate(append.writes):
+            phase = latest.get(log, 0)
+            if not isinstance(batch, RecordBatch):
+                phase = max(phase, before + 1)
+            latest[log] = phase
+            before = max(before, phase)
+            while len(phases) <= phase:
+                phases.append([])
+            phases[phase].append((append, index))
+    return phases
+
+
+def _grouped(parts: list[_Part], target_bytes: int, bytes_max: int) -> Iterable[list[_Part]]:
+    """Divide the parts into record batches: several small parts in one, a part above the limit in several."""
+    group: list[_Part] = []
+    group_bytes = 0
+    for part in parts:
+        size_bytes = sizes_of(part.batch)
+        if group and group_bytes + size_bytes > target_bytes:
+            yield group
+            group, group_bytes = [], 0
+        if size_bytes > bytes_max and len(part.batch) > 1:
+            yield from ([chunk] for chunk in _chunks(part, target_bytes))
+            continue
+        group.append(part)
+        group_bytes += size_bytes
+    if group:
+        yield group
+
+
+def _chunks(part: _Part, target_bytes: int) -> Iterable[_Part]:
+    start, size_bytes = 0, 0
+    for index in range(len(part.batch)):
+        own = sizes_of(part.batch[index : index + 1])
+        if index > start and size_bytes + own > target_bytes:
+            yield _Part(part.append, part.index, part.batch[start:index], part.timestamps[start:index])
+            start, size_bytes = index, 0
+        size_bytes += own
+    yield _Part(part.append, part.index, part.batch[start:], part.timestamps[start:])
+
+
+def _note(part: _Part, offset: int) -> None:
+    """Note where a part landed. A write in several record batches may have gaps."""
+    count, before = len(part.batch), part.append.appended[part.index]
+    if before is None:
+        part.append.appended[part.index] = Appended(offset, count, part.timestamps[0])
+        return
+    offsets: Sequence[int] | None = None
+    if before.offsets is not None or before.last_offset + 1 != offset:
+        offsets = [*(before.offset(index) for index in range(before.count)), *range(offset, offset + count)]
+    part.append.appended[part.index] = Appended(before.base_offset, before.count + count, before.timestamp, offsets)
+
+
+def _timestamps(batch: RecordBatch, now: int) -> Sequence[int]:
+    return [now] * len(batch) if batch.timestamps is None else batch.timestamps
+
+
+def _listed(part: _Part) -> ListedBatch:
+    appended = part.append.appended[part.index]
+    assert appended is not None
+    batch, first = part.batch, appended.base_offset
+    expiries = batch.expiries if batch.expiries is not None and any(batch.expiries) else None
+    return ListedBatch.of(
+        range(first, first + len(batch)), batch.values, batch.keys, batch.headers, part.timestamps, expiries, next_offset=first + len(batch)
+    )

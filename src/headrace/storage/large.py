@@ -1,0 +1,71 @@
+"""Large appends, which are written once.
+
+    spill the tail · write to the segment · sync the segment · journal frame with a reference · sync the journal · readable, acknowledged
+
+The segment is synced before the frame that refers to it is written, so a frame never refers to bytes that a power cut can take away.
+Without its frame a large append does not exist: its batches are marked, and recovery removes marked batches that no frame refers to.
+A frame with references may hold batches of other logs too, and is still valid only as a whole.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from types import TracebackType
+
+from headrace.storage.batch import Built
+from headrace.storage.files import Files
+from headrace.storage.journal import Reference, SyncFailed
+from headrace.storage.maintenance import Maintenance
+from headrace.storage.partition import Partition, Pending
+
+
+class LargeAppends:
+    """The large appends of one flush. As a context manager, it keeps maintenance from writing to their segments."""
+
+    def __init__(self, files: Files, maintenance: Maintenance) -> None:
+        self._files, self._maintenance = files, maintenance
+        self._written: list[tuple[Partition, list[Built]]] = []
+        self._held = ExitStack()
+        self.references: list[Reference] = []
+
+    def __enter__(self) -> LargeAppends:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
+        self._held.close()
+
+    def hold(self, ahead: Pending) -> None:
+        """Lock the log for writing. A log that was deleted meanwhile is not written to: the journal takes its batches."""
+        self._held.enter_context(ahead.partition.writing)
+        ahead.is_large = not ahead.partition.dropped
+
+    def write(self, partition: Partition, batches: list[Built]) -> None:
+        """Write batches after those in the tail. Raises `OSError`."""
+        self._maintenance.spill_partition(partition)
+        self._written.append((partition, batches))
+        self.references.append(partition.write_large(batches))
+
+    def sync(self) -> None:
+        """Sync the segments. Raises `SyncFailed`, after which the store must not write."""
+        segments = [partition.segments[-1] for partition, _ in self._written]
+        files = [segment.file() for segment in segments]
+        try:
+            self._files.sync_many(files)
+        except OSError as failure:
+            raise SyncFailed(str(failure)) from failure
+        for segment in segments:
+            segment.dirty = False
+
+    def reveal(self) -> int:
+        """Make the batches readable, after the journal is safe. Returns their size in bytes."""
+        size = 0
+        for (partition, batches), reference in zip(self._written, self.references, strict=True):
+            partition.reveal(batches)
+            self._maintenance.touch_large(partition, reference.size)
+            size += reference.size
+        return size
+
+    def retract(self) -> None:
+        """Remove the batches again, because no frame refers to them."""
+        for partition, _ in self._written:
+            partition.retract()
