@@ -162,6 +162,8 @@ class Server(_Part, frozen=True, kw_only=True):
 
     pid: int
     engine: str
+    capabilities: dict[str, bool | int | str | None] = {}
+    """Features of the engine, by name."""
     data: str
     disk: Disk
     loop_lag: LoopLag
