@@ -134,8 +134,8 @@ def shoot(broker: BrokerThread, console: ConsoleThread, target: Path, folder: Pa
                     driver.save_screenshot(str(target / f"{name}-{label}-{theme}.png"))
         driver.add_cookie({"name": "headrace_theme", "value": "light"})
         for name, (path, height) in IMAGES.items():
-            size = {"width": 1200, "height": height, "deviceScaleFactor": 0.75, "mobile": False}
-            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+            view: dict[str, object] = {"width": 1200, "height": height, "deviceScaleFactor": 0.75, "mobile": False}
+            driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", view)
             pages.open(path.replace("CHECKPOINT", checkpoint))
             driver.save_screenshot(str(target / f"{name}.png"))
     finally:

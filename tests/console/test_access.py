@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from pathlib import Path
 
 import pytest
 
 from headrace.clients.flymq.client import FlyMqClient
-from tests.console.harness import ADMIN_PASSWORD, BrokerThread, Browser, ConsoleThread, running
+from tests.console.harness import ADMIN_PASSWORD, WAIT_SECONDS, BrokerThread, Browser, ConsoleThread, running
 
 PASSWORD = "a long user password"
 
@@ -187,3 +188,18 @@ def test_actions_in_the_console_are_kept_with_user_and_address(tmp_path: Path) -
         ("admin", "Create topic noted", "success"),
         ("admin", "Delete topic noted", "success"),
     ]
+
+
+def test_a_broker_that_begins_to_require_logins_ends_the_open_ones(tmp_path: Path) -> None:
+    with running(tmp_path) as (broker, console):
+        browser = Browser(console.port)
+        assert browser.get("/topics").status == 200
+        broker.stop()
+        broker.is_enforced = True
+        broker.open()
+        deadline = time.monotonic() + WAIT_SECONDS
+        while (reply := browser.request("GET", "/topics")).status != 303:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert reply.headers["location"].startswith("/login")
+        assert browser.log_in("admin", ADMIN_PASSWORD).status == 200

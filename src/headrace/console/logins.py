@@ -100,11 +100,21 @@ class Logins:
         found = self._by_id.get(id)
         if found is None:
             return None
+        if self._open is not None and self._open.samples.access not in ("", "open"):
+            self._close_open()
         if self._clock() - found.used > IDLE_SECONDS:
             self._forget(found)
+        if found.id not in self._by_id:
             return None
         found.used = self._clock()
+        found.account.samples.used_at = time.time()
         return found
+
+    def _close_open(self) -> None:
+        """End all logins without a user: the broker was restarted and now requires logins."""
+        account, self._open, self._is_open = self._open, None, None
+        for login in [login for login in self._by_id.values() if login.account is account]:
+            self._forget(login)
 
     async def enter(self) -> Login | None:
         """Return a new login without a user; None if a login is required."""
@@ -128,6 +138,8 @@ class Logins:
         await asyncio.gather(*(account.close() for account in accounts.values()))
 
     def _keep(self, account: Account) -> Login:
+        for idle in [login for login in self._by_id.values() if self._clock() - login.used > IDLE_SECONDS]:
+            self._forget(idle)
         if len(self._by_id) >= LOGINS_MAX:
             self._forget(min(self._by_id.values(), key=lambda login: login.used))
         made = Login(secrets.token_urlsafe(_TOKEN_BYTES), secrets.token_urlsafe(_TOKEN_BYTES), account, self._clock())

@@ -20,6 +20,8 @@ INTERVAL_SECONDS: Final = 5.0
 _SLOWER_ABOVE_TOPICS: Final = 2_000
 _SLOWER: Final = 6
 """With many topics, their counters are sampled with every sixth sample only."""
+_IDLE_SECONDS: Final = 600.0
+"""Samples are taken less often while no page is requested for this time."""
 FRESH_SECONDS: Final = 3.0
 """Age up to which the list of topics is not requested again while one types."""
 
@@ -66,6 +68,8 @@ class Samples:
         self._listing = asyncio.Lock()
         self.changed = asyncio.Event()
         """Set and replaced with every sample."""
+        self.used_at = clock()
+        """Time of the last page."""
 
     async def run(self) -> None:
         number = 0
@@ -81,7 +85,8 @@ class Samples:
             self.changed.set()
             self.changed = asyncio.Event()
             number += 1
-            await asyncio.sleep(INTERVAL_SECONDS)
+            is_idle = self._clock() - self.used_at > _IDLE_SECONDS
+            await asyncio.sleep(INTERVAL_SECONDS * (_SLOWER if is_idle else 1))
 
     async def take(self) -> Sample | None:
         """Take one sample."""
@@ -122,6 +127,12 @@ class Samples:
         """Time that the charts show: an hour, or less while there are samples of a shorter time only."""
         oldest = next((sample.at for sample in self.ring if sample is not None), self._clock())
         return min(SPAN_SECONDS, max(_SPAN_SECONDS_MIN, self._clock() - oldest))
+
+    @property
+    def access(self) -> str:
+        """The access mode of the broker at the last sample; empty if there is none."""
+        last = self.ring[-1] if self.ring else None
+        return str(last.status["access"]) if last is not None else ""
 
     def series(self, value: Callable[[Sample], float | None]) -> list[tuple[float, float | None]]:
         """Return (time, value) of all samples."""
