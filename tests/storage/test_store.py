@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import errno
-import threading
 import time
-from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import pytest
@@ -14,13 +11,12 @@ import pytest
 from headrace.errors import BrokerError, DiskFull, LimitExceeded, StorageFailed, Unavailable
 from headrace.limits import BATCH_RECORDS_MAX
 from headrace.records import Ack, Appended, AppendedEach, RecordBatch
-from headrace.storage import store as store_module
 from headrace.storage.check import check
 from headrace.storage.crypt import WrongKey
 from headrace.storage.files import DirectoryLocked, DiskFiles
 from headrace.storage.journal import read_journal
 from headrace.storage.partition import LogOptions
-from headrace.storage.store import FLUSH_BYTES_MAX, Completion, Store, StoreOptions
+from headrace.storage.store import FLUSH_BYTES_MAX, Store, StoreOptions
 from tests.storage.stores import SMALL, crashed, new_log, opened, put, records, staged, values
 from tests.storage_faults.simulated import Fault, SimulatedFiles
 
@@ -407,44 +403,3 @@ def test_single_records_of_one_log_are_one_batch_of_the_frame() -> None:
     assert store.flush()
     (frame,) = read_journal(files, 1, None, lambda damage: None)
     assert [(batch.header.log, batch.header.count) for batch in frame.batches] == [(first, 15), (second, 15)]
-
-
-def test_a_flush_waits_for_as_many_appends_as_the_last_one_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_AWAIT_SECONDS_MAX", 60.0)
-    store = Store.open(DiskFiles(tmp_path), replace(SMALL, ticks=count(0.0, 60.0).__next__), threads=False)
-    log, answered, flushed = new_log(store), threading.Event(), list[int]()
-
-    def deliver(completions: list[Completion], advanced: list[int]) -> None:
-        flushed.append(len(completions))
-        if len(flushed) == 1:
-            staged(store, (log, RecordBatch([b"c"])))
-            threading.Timer(0.05, lambda: staged(store, (log, RecordBatch([b"d"])))).start()
-        if sum(flushed) == 4:
-            answered.set()
-
-    store.deliver = deliver
-    staged(store, (log, RecordBatch([b"a"])))
-    staged(store, (log, RecordBatch([b"b"])))
-    store.start()
-    assert answered.wait(30)
-    store.close()
-    assert flushed == [2, 2]
-
-
-def test_a_flush_does_not_wait_in_vain_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "_AWAIT_SECONDS_MAX", 0.001)
-    store = Store.open(DiskFiles(tmp_path), replace(SMALL, ticks=count(0.0, 60.0).__next__), threads=False)
-    log, waits = new_log(store), list[float | None]()
-
-    def wait(timeout: float | None = None) -> bool:
-        waits.append(timeout)
-        return False
-
-    monkeypatch.setattr(store._wake, "wait", wait)
-    for _ in range(3):
-        for value in (b"a", b"b"):
-            staged(store, (log, RecordBatch([value])))
-        store.flush()
-        store._await_appends()
-    assert waits == [0.001]
-    store.close()

@@ -6,7 +6,6 @@
 Large appends go to their segment first, and the journal frame only refers to them (`storage/large.py`).
 
 The writer takes everything that was staged during the last flush, so that batches grow with the load and an idle store replies at once.
-After a flush of several appends it waits for as many again, at most as long as the sync took.
 With `threads=False` no thread is started and the caller takes the steps, as the crash tests do.
 
 If a journal write or a sync fails, the store accepts no more writes. Reads continue, and opening it again starts from the state on disk.
@@ -41,9 +40,6 @@ from headrace.storage.recovery import RecoveryReport, recover
 FLUSH_BYTES_MAX: Final = 8 * MIB
 """Size of one flush, which bounds the wait of the next append. A flush always takes at least one append."""
 STAGED_BYTES_MAX: Final = 512 * MIB
-_AWAIT_SECONDS_MAX: Final = 0.002
-_HASTY_FLUSHES: Final = 32
-"""Flushes that do not wait for more appends, after one that has waited in vain."""
 
 LateBatch: TypeAlias = Callable[[Sequence[Appended]], AnyBatch]
 Done: TypeAlias = Callable[["list[Appended] | BrokerError"], None]
@@ -69,7 +65,7 @@ class StoreOptions:
     opened_bytes_max: int = OPENED_BATCHES_BYTES_MAX
     key: bytes | None = field(default=None, repr=False)
     ticks: Callable[[], float] = lambda: 0.0
-    """Seconds of a monotonic clock, for durations. A flush waits for appends that are likely to come, at most as long as a sync takes."""
+    """Seconds of a monotonic clock, for the durations in `StoreCounters`."""
 
 
 @dataclass(slots=True)
@@ -163,14 +159,6 @@ class Store:
         """Appends that are written before the others."""
         self._staged_bytes = 0
         self._wake = threading.Event()
-        self._awaited = 1
-        """Staged appends from which on the writer is woken."""
-        self._flushed = 0
-        """Appends of the last flush."""
-        self._hasty_flushes = 0
-        """Flushes to come that do not wait for more appends."""
-        self._sync_seconds = 0.0
-        """Duration of the last sync, at most `_AWAIT_SECONDS_MAX`."""
         self._stopping = False
         self._writer: threading.Thread | None = None
         self.maintenance = Maintenance(self)
@@ -297,7 +285,7 @@ class Store:
             return
         self._staged_bytes += item.size_bytes
         waiting.append(item)
-        if (waiting is self._urgent or len(self._staged) >= self._awaited) and not self._wake.is_set():
+        if not self._wake.is_set():
             self._wake.set()
 
     def _rejection(self, size_bytes: int, reserve: bool) -> BrokerError | None:
@@ -318,7 +306,6 @@ class Store:
     def flush(self) -> bool:
         """Write what is staged. Returns whether there was anything to write."""
         staged = self._drain()
-        self._flushed = len(staged)
         if not staged:
             return False
         began = self.options.ticks()
@@ -445,9 +432,7 @@ class Store:
     def _sync(self) -> None:
         began = self.options.ticks()
         self.journal.sync()
-        seconds = self.options.ticks() - began
-        self.counters.sync_duration.observe(seconds)
-        self._sync_seconds = min(seconds, _AWAIT_SECONDS_MAX)
+        self.counters.sync_duration.observe(self.options.ticks() - began)
 
     def _write(self, pending: dict[int, Pending], now: int, small: bool, large: LargeAppends) -> list[tuple[Partition, list[Built]]]:
         """Write large appends to their segments and the frame. Returns the batches in the frame.
@@ -518,27 +503,11 @@ class Store:
             try:
                 while self.flush():
                     self.maintenance.after_flush()
-                    self._await_appends()
             except Exception as failure:
                 self.fence(f"the writer failed: {failure!r}")  # as a failed flush has done already
                 self._wake.set()  # the next round rejects the other appends
             if self._stopping and not self._staged and not self._urgent:
                 return
-
-    def _await_appends(self) -> None:
-        """Wait briefly until as many appends are staged as the last flush had: their publishers send the next ones when they get their
-        replies. A flush that starts with the first of these makes all others wait for two syncs. Where they do not come in time, the
-        following flushes do not wait."""
-        if self._hasty_flushes:
-            self._hasty_flushes -= 1
-            return
-        if self._flushed < 2 or not self._sync_seconds or len(self._staged) >= self._flushed:
-            return
-        self._awaited = self._flushed
-        self._wake.clear()
-        if len(self._staged) < self._flushed and not (self._urgent or self._stopping) and not self._wake.wait(self._sync_seconds):
-            self._hasty_flushes = _HASTY_FLUSHES
-        self._awaited = 1
 
     # Maintenance steps, for callers without threads.
 
