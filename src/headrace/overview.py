@@ -1,6 +1,6 @@
 """Overview of a broker: the JSON of `headrace status -o json`, `headrace top --json`, `GET /status.json` and the Flight action `status`.
 
-All of them come from one function (`broker/operations/overview.py`), so all show the same numbers. A reader decodes the JSON with
+All of them come from one function (`broker/overview.py`), so all show the same numbers. A reader decodes the JSON with
 
     overview = msgspec.json.decode(body, type=Overview)
 

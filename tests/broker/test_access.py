@@ -63,6 +63,7 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "move_many_to_dead_letters": (lambda broker: broker.move_many_to_dead_letters(BOB, "t", [(0, 0, "")]), Action.READ, "topic"),
     "replay": (lambda broker: broker.replay(BOB, "t", ["0-0"]), Action.READ, "topic"),
     "purge_dead_letters": (lambda broker: broker.purge_dead_letters(BOB, "t"), Action.DELETE, "topic"),
+    "discard_dead_letters": (lambda broker: broker.discard_dead_letters(BOB, "t", ["0-0"]), Action.DELETE, "topic"),
     "publish_delayed": (lambda broker: broker.publish_delayed(BOB, "t", b"x", delay_ms=1), Action.PUBLISH, "topic"),
     "stage_delayed": (lambda broker: broker.stage_delayed(BOB, "t", [b"x"], [1], [None], [None]), Action.PUBLISH, "topic"),
     "stage": (lambda broker: broker.stage(BOB, "i", "t", RecordBatch([b"x"]), writer="q"), Action.PUBLISH, "writer"),
@@ -73,9 +74,9 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
 }
 AS_UNKNOWN = {"cancel_delayed", "seal", "drop_staged"}
 """Methods that answer as if the object did not exist."""
-LISTS = {"topics", "listed", "groups", "dead_letter_counts", "delayed", "writers", "stages", "may_describe"}
+LISTS = {"topics", "listed", "groups", "dead_letter_counts", "delayed", "delayed_count", "traffic", "writers", "stages", "may_describe"}
 """Methods that answer every principal with what it may see."""
-NOT_FOR_USERS = {"open", "close", "maintain", "access_changed"}
+NOT_FOR_USERS = {"open", "close", "maintain", "measure", "access_changed"}
 
 
 async def _guarded() -> tuple[Harness, Rules]:

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.access.access import AccessSettings, Mode
 from headrace.broker.authorizer import ANONYMOUS, Principal
-from headrace.broker.operations.overview import overview, topic_counters
+from headrace.broker.overview import overview, topic_counters
 from headrace.overview import Overview, Traffic, Warning, rates, total
 from headrace.records import RecordBatch
 from tests.sessions.flymq.support import DEV, NOW, ListenerContext, running_server

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]  # the library has no types
 
+from headrace.broker.measuring import Readings
 from headrace.broker.meters import Meters
-from headrace.broker.operations.measuring import Readings
 from headrace.engine.contract import HealthState
 from headrace.net.counters import NetCounters
 from headrace.server.loop_lag import LoopLag

@@ -27,9 +27,9 @@ from headrace.broker.groups.consumer import GroupContext
 from headrace.broker.groups.members import GroupConsumers
 from headrace.broker.groups.offsets import Groups
 from headrace.broker.health import Status, supervise
+from headrace.broker.measuring import MeasuringOperations
 from headrace.broker.meters import Meter, Meters
 from headrace.broker.operations.groups import GroupOperations
-from headrace.broker.operations.measuring import MeasuringOperations
 from headrace.broker.operations.messages import DeadLetterOperations, DelayedOperations
 from headrace.broker.operations.schemas import Schemas
 from headrace.broker.operations.writers import WriterOperations, WriterPermissions

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.operations.overview import Report, overview, topic_counters
+from headrace.broker.overview import Report, overview, topic_counters
 from headrace.engine.contract import Topic
 from headrace.errors import InvalidRequest, OffsetOutOfRange, UnknownTopic
 from headrace.flight import request

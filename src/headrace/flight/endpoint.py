@@ -17,7 +17,7 @@ from pyarrow import flight
 
 from headrace.access.access import Access
 from headrace.broker.broker import Broker
-from headrace.broker.operations.overview import Report
+from headrace.broker.overview import Report
 from headrace.flight.bridge import Bridge
 from headrace.flight.calls import Calls
 from headrace.flight.connections import ConnectionLimits, ConnectionWatch

@@ -21,7 +21,7 @@ from pyarrow import flight
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.operations.overview import Report
+from headrace.broker.overview import Report
 from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange, UnknownTopic
 from headrace.flight import request
 from headrace.flight.actions import Actions

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from headrace.access.access import Access
 from headrace.broker.broker import Broker
-from headrace.broker.operations.overview import Report
+from headrace.broker.overview import Report
 from headrace.flight.connections import ConnectionLimits
 from headrace.flight.endpoint import Endpoint, EndpointSettings
 from headrace.server.config import Config

@@ -20,8 +20,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from headrace import __version__
+from headrace.broker.measuring import Readings
 from headrace.broker.meters import Meters
-from headrace.broker.operations.measuring import Readings
 from headrace.engine.contract import Engine, HealthState
 from headrace.histogram import Histogram
 from headrace.net.counters import NetCounters

@@ -12,7 +12,7 @@ from headrace.access.policy import ANONYMOUS
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.groups.subscriptions import SubscriptionBook
-from headrace.broker.operations.overview import Report
+from headrace.broker.overview import Report
 from headrace.engine.contract import Engine
 from headrace.limits import ERROR_PAUSE_SECONDS, OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.net.protocol import Peer, ServedProtocol

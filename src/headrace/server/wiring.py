@@ -22,7 +22,7 @@ from headrace import __version__
 from headrace.access.access import Access, AccessSettings, Mode
 from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.broker.broker import Broker
-from headrace.broker.operations.overview import overview
+from headrace.broker.overview import overview
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import Engine, HealthReport, HealthState, TopicConfig
 from headrace.engine.embedded import EmbeddedEngine

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.broker import Broker, Principal, Topic
-from headrace.broker.operations.overview import Report
+from headrace.broker.overview import Report
 from headrace.errors import InvalidRequest
 from headrace.wire.flymq.advanced_messages import ClusterJoin, ClusterLeave, ClusterNode, ClusterReport, ClusterStatus
 from headrace.wire.flymq.messages import ClusterMetadata, ClusterTopics, PartitionLeadership, Reply, TopicLeadership

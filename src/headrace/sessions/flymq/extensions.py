@@ -38,7 +38,7 @@ from typing import Annotated, Any
 import msgspec
 
 from headrace.broker import Ack, Broker, Cleanup, Principal, Topic, TopicConfig
-from headrace.broker.operations.overview import Report, overview, topic_counters
+from headrace.broker.overview import Report, overview, topic_counters
 from headrace.errors import InvalidRequest
 from headrace.limits import DELAYED_LIST_MAX
 from headrace.sessions.flymq.errors import UnknownGroup
