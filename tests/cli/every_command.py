@@ -51,6 +51,7 @@ def lines(directory: Path) -> Iterator[tuple[str, list[str]]]:
             ["--data", data, *quick, "--listen-quic", "127.0.0.1:0"],
             ["--data", data, *quick, "--listen-http", "127.0.0.1:0"],
             ["--data", data, *quick, "--set", "traces.endpoint=http://127.0.0.1:9/v1/traces"],
+            ["--data", data, *quick, "--engine", "kafka", "--set", f"kafka.bootstrap={DEAD_SERVER}", "--set", "kafka.deadline=1s"],
         ],
         "headrace pub": [["x"], ["x", "--protocol", "fujin"]],
         "headrace sub": [["x"], ["x", "--protocol", "fujin"]],
@@ -67,6 +68,7 @@ def lines(directory: Path) -> Iterator[tuple[str, list[str]]]:
         "headrace certs client": [["x", "--dir", str(directory / "certs")]],
         "headrace schema register": [["x", file, "--type", "avro"]],
         "headrace schema check": [["x", file, "--type", "avro"]],
+        "headrace console": [["--listen", "127.0.0.1:0"]],
         "headrace copy": [["--from", f"flymq://{DEAD_SERVER}", "--to", f"flymq://{DEAD_SERVER}"]],
         "headrace context add": [["x", "--server", DEAD_SERVER]],
         "headrace topic alter": [["x", "--retention", "1d"]],
@@ -117,8 +119,12 @@ def run(arguments: Sequence[str]) -> tuple[int, str]:
 
 
 def _do_not_wait() -> None:
-    """End benchmarks before they measure, and retry at once, because no server will answer."""
+    """End benchmarks before they measure and the console before it serves, and retry at once, because no server will answer."""
     time.sleep = lambda _: None
+    with contextlib.suppress(ImportError):
+        import uvicorn
+
+        uvicorn.Server.run = lambda *_, **__: None  # type: ignore[method-assign]  # it takes the same arguments
     from headrace.bench import options
     from headrace.bench.children import BenchFailed
 

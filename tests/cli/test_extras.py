@@ -24,13 +24,17 @@ NEEDED = {
     "tables": {"headrace demo"},
     "quic": {"headrace serve --listen-quic", "headrace pub --protocol fujin", "headrace sub --protocol fujin",
              "headrace ping --protocol fujin", "headrace bench publish --protocol fujin", "headrace bench consume --protocol fujin",
-             "headrace bench latency --protocol fujin", "headrace bench requests", "headrace demo"},
-    "schemas": set(),
+             "headrace bench latency --protocol fujin", "headrace bench requests", "headrace bench fanout",
+             "headrace demo"},
+    "schemas": {"headrace serve --set traces.endpoint"},
     "metrics": {"headrace serve --listen-http"},
     "otel": {"headrace serve --set traces.endpoint"},
+    "kafka": {"headrace serve --engine kafka"},
+    "console": {"headrace console", "headrace demo"},
     "bench": {"headrace bench latency", "headrace bench latency --protocol fujin", "headrace bench compare"},
 }  # fmt: skip
-"""Commands that fail with the advice to install an extra. The extra `schemas` is reported by the broker instead."""
+"""Commands that fail with the advice to install an extra. The broker reports the extra `schemas`; here it appears because
+OpenTelemetry uses protobuf too."""
 
 
 def without(directory: Path, libraries: list[str]) -> list[tuple[str, int, str]]:
@@ -43,7 +47,7 @@ def without(directory: Path, libraries: list[str]) -> list[tuple[str, int, str]]
 def kind_of(line: str) -> str:
     """Return the command and the option that makes it import more, without values."""
     path = max((path for path, _ in commands() if line.startswith(f"{path} ") or line == path), key=len)
-    known = ("--listen-flight", "--listen-http", "--listen-quic", "--protocol fujin", "--set traces.endpoint")
+    known = ("--listen-flight", "--listen-http", "--listen-quic", "--protocol fujin", "--set traces.endpoint", "--engine kafka")
     options = [option for option in known if option in line]
     return " ".join([path, *options])
 
