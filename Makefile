@@ -38,9 +38,9 @@ test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a
 	@tools/setup system strace java chromium
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-quick: $(DEV_STAMP) ## run the tests without Spark, Kafka, kill loops, crash images and those that start programs, for daily work
+test-quick: $(DEV_STAMP) ## run the tests without Spark, Kafka, browser, kill loops, crash images and those that start programs, for daily work
 	@tools/setup system strace
-	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not kafka and not kill_loop and not crash_images and not slow"
+	@$(BIN)/python -m pytest $(PYTEST_ARGS) -m "not spark and not kafka and not browser and not kill_loop and not crash_images and not slow"
 
 test-kafka: $(DEV_STAMP) ## run the tests of engine, protocols, Spark source and sink with a Kafka node below every broker (KAFKA_TESTS=...)
 	@tools/setup system strace java

@@ -20,7 +20,7 @@ from tests import canaries, kafka_fixtures
 
 HERE: Final = Path(__file__).parent
 Proof: TypeAlias = Callable[[str, int], None]
-LONGEST_FIRST: Final = ("spark", "kafka", "kill_loop", "crash_images", "slow")
+LONGEST_FIRST: Final = ("spark", "kafka", "browser", "kill_loop", "crash_images", "slow")
 """Markers, in the order in which xdist hands out what has them. `make test-quick` leaves them out."""
 SLOW: Final = (
     *("access/test_existence", "access/test_flight_matrix", "access/test_login", "access/test_matrix", "bench"),
