@@ -312,3 +312,12 @@ async def test_appends_to_a_topic_that_others_delete_fail_and_the_rest_goes_on(p
                 await doomed
         await rest
     assert await values(engine, "u") == [b"b", b"f"]
+
+
+async def test_requests_are_counted_by_kind(place: Place) -> None:
+    engine = place.engine()
+    await engine.open()
+    await engine.create_topic("t", 1, TopicConfig())
+    await engine.append([Write("t", 0, RecordBatch([b"a"]))])
+    assert engine.counters.requests["produce"] == 1
+    assert engine.counters.requests["list_offsets"] > 0

@@ -31,7 +31,7 @@ _SCRAPER = {"up"}
 def families() -> dict[str, str]:
     """Return the type of every metric of a broker with all its parts, by name."""
     engine: Any = SimpleNamespace(
-        opened_store=SimpleNamespace(counters=StoreCounters(), staged_bytes=0), counters=SimpleNamespace(requests={}, errors={}, epoch=1)
+        opened_store=SimpleNamespace(counters=StoreCounters(), staged_bytes=0), counters=SimpleNamespace(requests={}, errors={}), epoch=1
     )
     sources = Sources(
         read=lambda: Readings(HealthState.OK, 0),

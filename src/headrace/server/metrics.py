@@ -173,10 +173,10 @@ class MetricsCollector(Collector):
         counters = getattr(self._sources.engine, "counters", None)
         if counters is None:
             return
-        for name in ("requests", "errors"):
-            rows = [((kind,), count) for kind, count in list(getattr(counters, name, {}).items())]
+        for name, of in (("requests", counters.requests), ("errors", counters.errors)):
+            rows = [((kind,), count) for kind, count in list(of.items())]
             yield _counters(f"headrace_kafka_{name}", f"{name.capitalize()} of the Kafka engine by kind.", ["kind"], rows)
-        yield _gauge("headrace_kafka_epoch", "Epoch of this broker as the writer of the cluster.", getattr(counters, "epoch", 0))
+        yield _gauge("headrace_kafka_epoch", "Epoch of this broker as the writer of the cluster.", self._sources.engine.epoch)
 
     def _pipelines(self) -> Iterator[Metric]:
         executions, labels = self._sources.pipelines(), ["pipeline", "query"]

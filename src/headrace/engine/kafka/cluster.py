@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from aiokafka import errors as kafka_errors
@@ -80,11 +81,20 @@ class OffsetDeleteRequest(Request[_OffsetDelete]):  # type: ignore[misc]
         return kind(self._group, self._topics)
 
 
+@dataclass(slots=True)
+class KafkaCounters:
+    """Requests for records and offsets by kind, and failed requests by the name of the error, for metrics."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    errors: Counter[str] = field(default_factory=Counter)
+
+
 class Cluster:
     """A Kafka cluster. Names are Kafka's."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
+        self.counters = KafkaCounters()
         self._deadline_seconds = settings.deadline_ms / 1000
         self._admin: Any = None
         self._reader: Any = None
@@ -261,6 +271,7 @@ class Cluster:
                 by_node.setdefault(node, {}).setdefault(topic, []).append((partition, time))
             found: dict[tuple[str, int], int] = {}
             for node, topics in by_node.items():
+                self.counters.requests["list_offsets"] += 1
                 answer = await self._reader.send(node, OffsetRequest(-1, _READ_COMMITTED, list(topics.items())))
                 for topic, answers in answer.topics:
                     for partition, error_code, _timestamp, offset in answers:
@@ -347,6 +358,7 @@ class Cluster:
         for (topic, partition), offset in places.items():
             topics.setdefault(topic, []).append((partition, offset, bytes_max))
         request = FetchRequest(wait_ms, 1, max(bytes_max, 1 << 20), _READ_COMMITTED, list(topics.items()))
+        self.counters.requests["fetch"] += 1
         answer = await client.send(node, request)
         found: list[FetchedPartition] = []
         for topic, partitions in answer.topics:
@@ -372,6 +384,7 @@ class Cluster:
                     try:
                         return await ask()
                     except (kafka_errors.KafkaError, OSError) as failure:
+                        self.counters.errors[type(failure).__name__] += 1
                         if not (isinstance(failure, OSError) or _is_transient(failure)):
                             raise broker_error(failure) from failure
                         last = failure

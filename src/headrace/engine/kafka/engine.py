@@ -35,7 +35,7 @@ from headrace.engine.contract import (
     Write,
 )
 from headrace.engine.each import append_by_partition
-from headrace.engine.kafka.cluster import Cluster
+from headrace.engine.kafka.cluster import Cluster, KafkaCounters
 from headrace.engine.kafka.codec import Decoded, sizes_of
 from headrace.engine.kafka.election import Election
 from headrace.engine.kafka.names import CONFIG_NAMES, INTERNAL, Names, from_kafka_config, to_kafka_config, weakness
@@ -131,6 +131,10 @@ class KafkaEngine:
     @property
     def epoch(self) -> int:
         return self._writer.epoch
+
+    @property
+    def counters(self) -> KafkaCounters:
+        return self._cluster.counters
 
     async def open(self) -> None:
         """Connect, wait until this engine owns the tables, and read the topics. Raises `Unavailable`."""

@@ -263,6 +263,7 @@ class Writer:
         except BrokerError as error:
             outcome = error
         except (kafka_errors.KafkaError, OSError) as failure:
+            self._cluster.counters.errors[type(failure).__name__] += 1
             outcome = UnknownTopic(log.topic) if log.is_gone else broker_error(failure)
             if self._plain is not None and self._plain.is_broken:
                 # The producer is beyond repair, and whether its last batch was written is unknown.
@@ -292,6 +293,7 @@ class Writer:
             for part in group:
                 is_added = add_to(builder.append, part.batch, part.timestamps)
                 assert is_added, "the limit of the builder is above that of any record"
+            self._cluster.counters.requests["produce"] += 1
             metadata = await producer.send(builder, log.kafka_topic, log.number)
             offset = metadata.offset
             if offset < 0:
