@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from headrace.clients.rustlog.client import RustLogClient as RustLogClient
     from headrace.clients.rustlog.client import RustLogOptions as RustLogOptions
     from headrace.clients.tls import TlsOptions as TlsOptions
+    from headrace.errors import AppendUnknown as AppendUnknown
     from headrace.errors import BrokerError as BrokerError
     from headrace.errors import ConfigError as ConfigError
     from headrace.errors import CorruptData as CorruptData
@@ -115,8 +116,8 @@ _MODULES: Final = {
     "headrace.clients.rustlog.client": "RustLogClient RustLogOptions",
     "headrace.clients.tls": "TlsOptions",
     "headrace.errors": """
-        BrokerError ConfigError CorruptData DiskFull EntryExists GroupHasMembers HeadraceError IncompatibleSchema InvalidRecord
-        InvalidRequest InvalidSchema InvalidTopicName InvalidTransaction LimitExceeded LoginFailed LoginThrottled
+        AppendUnknown BrokerError ConfigError CorruptData DiskFull EntryExists GroupHasMembers HeadraceError IncompatibleSchema
+        InvalidRecord InvalidRequest InvalidSchema InvalidTopicName InvalidTransaction LimitExceeded LoginFailed LoginThrottled
         NoSuchEntry NotAuthorized OffsetOutOfRange OutOfSequence RecordTooLarge StaleEpoch StorageFailed TopicExists
         Unavailable UnknownDelivery UnknownMessage UnknownPartition UnknownSchema UnknownStage UnknownTopic WireError
     """,

@@ -265,7 +265,7 @@ class StorageFailed(BrokerError):
     code = "storage_failed"
 
 
-class OutcomeUnknown(BrokerError):
+class AppendUnknown(BrokerError):
     """The log did not answer in time: the records may be written now, later or never.
 
     A client that repeats the request may write the records twice, unless it is an idempotent producer or an exactly-once writer: those

@@ -18,7 +18,7 @@ from headrace.broker import Broker
 from headrace.broker.publishing.publish import ProducerStamp
 from headrace.broker.tables import Table
 from headrace.engine.memory import MemoryEngine
-from headrace.errors import BrokerError, InvalidTransaction, OutcomeUnknown
+from headrace.errors import AppendUnknown, BrokerError, InvalidTransaction
 from headrace.records import RecordBatch
 from tests.broker.harness import ANN, HandClock, turns
 from tests.engine.remote import Faults, RemoteEngine
@@ -106,7 +106,7 @@ async def test_delayed_messages_fire_once_each(remote: Remote) -> None:
         try:
             await remote.broker.cancel_delayed(ANN, ids[number])
             cancelled.add(str(number))
-        except OutcomeUnknown:
+        except AppendUnknown:
             pass  # either it is cancelled or it fires
     for _ in range(100):
         remote.clock.tick(1_000)
@@ -127,7 +127,7 @@ async def test_a_transaction_with_an_unknown_outcome_cannot_be_committed_again(r
         try:
             await transaction.commit()
             outcomes["committed"] += 1
-        except OutcomeUnknown:
+        except AppendUnknown:
             outcomes["unknown"] += 1
             with pytest.raises(InvalidTransaction):
                 await transaction.commit()

@@ -1,7 +1,7 @@
 """A remote log, simulated: the memory engine behind a network that is slow, reorders answers, loses them and goes away.
 
 Everything follows from one seed. Appends to one partition are written in call order, as every engine must; the answers of different
-partitions overtake each other. An append without an answer fails with `OutcomeUnknown`, and its outcome turns out later: the records were
+partitions overtake each other. An append without an answer fails with `AppendUnknown`, and its outcome turns out later: the records were
 written, or they were not.
 """
 
@@ -28,7 +28,7 @@ from headrace.engine.contract import (
 )
 from headrace.engine.each import append_by_partition
 from headrace.engine.memory import MemoryEngine
-from headrace.errors import OutcomeUnknown, Unavailable
+from headrace.errors import AppendUnknown, Unavailable
 from headrace.records import ColumnBatch, RecordBatch
 
 
@@ -158,7 +158,7 @@ class RemoteEngine:
             self.outcomes_unknown += 1
             outcome: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
             outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
-            _fail(answer, OutcomeUnknown("no answer", outcome))
+            _fail(answer, AppendUnknown("no answer", outcome))
             answer = outcome
             for _ in range(10):
                 await self._turns()

@@ -19,7 +19,7 @@ from headrace.engine.kafka.cluster import Cluster as Connection
 from headrace.engine.kafka.engine import KafkaEngine
 from headrace.engine.kafka.producer import Producer
 from headrace.engine.kafka.settings import KafkaSettings
-from headrace.errors import BrokerError, InvalidRequest, InvalidTopicName, OutcomeUnknown, Unavailable, UnknownTopic
+from headrace.errors import AppendUnknown, BrokerError, InvalidRequest, InvalidTopicName, Unavailable, UnknownTopic
 from headrace.kafka_server import Cluster
 from headrace.records import RecordBatch
 
@@ -237,7 +237,7 @@ async def test_kafka_away_fails_appends_after_the_deadline_and_what_was_sent_arr
         sent = engine.append([Write("t", 0, RecordBatch([b"sent"]))])
         await asyncio.sleep(0.1)  # the producer takes it; what follows waits behind it
         queued = engine.append([Write("t", 0, RecordBatch([b"queued"]))])
-        with pytest.raises(OutcomeUnknown):
+        with pytest.raises(AppendUnknown):
             await sent
         with pytest.raises(Unavailable, match="nothing was written"):
             await queued
@@ -283,7 +283,7 @@ async def test_a_commit_without_an_answer_turns_out_as_kafka_has_it(
 
     monkeypatch.setattr(Producer, "commit", failing)
     staged = engine.append([Write("t", 0, RecordBatch([b"a"])), Write("t", 1, RecordBatch([b"b"]))])
-    with pytest.raises(OutcomeUnknown):
+    with pytest.raises(AppendUnknown):
         await staged
     if is_written:
         assert [appended.base_offset for appended in await known(staged)] == [0, 0]

@@ -121,6 +121,8 @@ def test_an_api_key_stands_for_its_owner(guarded: Harness) -> None:
 def test_a_user_who_is_disabled_loses_what_the_token_gave(guarded: Harness) -> None:
     caller = Caller(Principal("admin", "internal"))
     administration = guarded.access.administration
+    with admin(guarded) as flight_client:
+        flight_client.ensure_topic("t")
     guarded.run(administration.create_user(caller, "eve", "a long password", ["consumer"]))
     with guarded.client(user="eve", password="a long password") as flight_client:
         assert flight_client.topics()
@@ -131,6 +133,8 @@ def test_a_user_who_is_disabled_loses_what_the_token_gave(guarded: Harness) -> N
 def test_a_changed_password_ends_the_tokens_of_the_old_one(guarded: Harness) -> None:
     caller = Caller(Principal("admin", "internal"))
     administration = guarded.access.administration
+    with admin(guarded) as flight_client:
+        flight_client.ensure_topic("t")
     guarded.run(administration.create_user(caller, "finn", "a long password", ["consumer"]))
     with guarded.client(user="finn", password="a long password") as flight_client:
         assert flight_client.topics()

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
+import pytest
+
+from headrace.errors import OffsetOutOfRange
 from headrace.records import Ack, RecordBatch
 from headrace.storage.check import check
+from headrace.storage.partition import Partition
 from headrace.storage.store import Store, StoreOptions
 from tests.storage.stores import crashed, new_log, opened, put, records, staged, values
 from tests.storage_faults.power_cut import barest
@@ -31,6 +36,21 @@ def test_retention_by_age_removes_whole_segments_and_their_files() -> None:
     assert len(files.list(f"logs/{log:08d}")) < before
     assert records(store, log)[0].offset == first
     assert opened(crashed(files)).bounds(log) == store.bounds(log)
+
+
+def test_retention_during_a_read_is_an_error_and_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, log = filled(SimulatedFiles(), retention_ms=10_000)
+    partition, read_segment = store.partitions[log], Partition._read_segment
+
+    def overtaken(self: Partition, *arguments: Any) -> Any:
+        monkeypatch.undo()
+        store.maintain(60_000)
+        return read_segment(self, *arguments)
+
+    monkeypatch.setattr(Partition, "_read_segment", overtaken)
+    with pytest.raises(OffsetOutOfRange) as caught:
+        partition.read(0, 1 << 20, 1_000)
+    assert (caught.value.wanted, caught.value.first) == (0, store.bounds(log).first)
 
 
 def test_when_everything_is_too_old_the_next_offset_survives_even_without_a_manifest() -> None:

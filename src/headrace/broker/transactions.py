@@ -20,7 +20,7 @@ from headrace.broker.tables import Staged
 from headrace.broker.topics import check_name
 from headrace.engine.catalog import check_batch, headers_bytes
 from headrace.engine.contract import Appended, Commits, Write, when_known
-from headrace.errors import BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, OutcomeUnknown, Unavailable
+from headrace.errors import AppendUnknown, BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, Unavailable
 from headrace.limits import TRANSACTION_BYTES_MAX
 from headrace.records import AnyBatch, ColumnBatch
 
@@ -139,7 +139,7 @@ class Transaction:
         """Tell the caller that the outcome is unknown. The transaction counts as committing until it is known: a second commit could
         write everything twice."""
         error = staged.exception()
-        if isinstance(error, OutcomeUnknown) and error.outcome is not None and not answer.done():
+        if isinstance(error, AppendUnknown) and error.outcome is not None and not answer.done():
             answer.set_exception(error)
 
     def _landed(self, placings: Sequence[Placing], answer: asyncio.Future[list[Published]], began: float, staged: Staged) -> None:
@@ -151,7 +151,7 @@ class Transaction:
                 meters.meter(placing.topic, self._who.protocol).published(placing.topic, placing.writes, meters.ticks() - began)
         else:
             # A caller that was cancelled does not commit again.
-            is_open = isinstance(error, BrokerError) and error.retriable and not isinstance(error, OutcomeUnknown) and not answer.done()
+            is_open = isinstance(error, BrokerError) and error.retriable and not isinstance(error, AppendUnknown) and not answer.done()
             self._end(_State.OPEN if is_open else _State.ABORTED)
         if answer.done():
             return

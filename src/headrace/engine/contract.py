@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias, TypeVar
 
-from headrace.errors import OutcomeUnknown
+from headrace.errors import AppendUnknown
 from headrace.records import Ack, AnyBatch, Appended, AppendedEach, Batch, Bounds, RecordBatch
 from headrace.storage.health import Health, HealthReport, HealthState, Problem
 
@@ -214,7 +214,7 @@ class Engine(Protocol):
 
         Raises at once: `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `LimitExceeded`.
         Through the future: `DiskFull` and `Unavailable` (retriable, nothing was written), `StorageFailed` (the log accepts no writes until
-        it is opened again, and the records may be present then), `OutcomeUnknown` (the log has not answered in time; `when_known` waits
+        it is opened again, and the records may be present then), `AppendUnknown` (the log has not answered in time; `when_known` waits
         for its answer). A caller that keeps state about an append changes it when the outcome is known, not before.
         """
 
@@ -254,11 +254,11 @@ class Engine(Protocol):
 
 
 def when_known(staged: asyncio.Future[T], then: Callable[[asyncio.Future[T]], object]) -> None:
-    """Call `then` with a future that has the outcome of an append, once it is known: `staged`, or what its `OutcomeUnknown` resolves to."""
+    """Call `then` with a future that has the outcome of an append, once it is known: `staged`, or what its `AppendUnknown` resolves to."""
 
     def done(future: asyncio.Future[T]) -> None:
         error = None if future.cancelled() else future.exception()
-        if isinstance(error, OutcomeUnknown) and error.outcome is not None:
+        if isinstance(error, AppendUnknown) and error.outcome is not None:
             error.outcome.add_done_callback(then)
         else:
             then(future)

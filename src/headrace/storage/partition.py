@@ -279,7 +279,9 @@ class Partition:
             if generation == self.generation:
                 raise CorruptData(f"{segments[number].path}: cannot be read: {failure.strerror or failure}") from failure
         if generation != self.generation:  # compaction or retention changed the segments: retry
-            taken.offset = max(offset, self.first)
+            if offset < self.first and not taken.batches:
+                raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
+            taken.full = offset < self.first  # the next read reports it
             return
         if found.batches or found.full:
             taken.add(found)

@@ -26,7 +26,7 @@ from headrace.broker.settings import Clock
 from headrace.broker.tables import TableLog
 from headrace.broker.topics import check_name
 from headrace.engine.contract import Ack, Appended, Engine
-from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, OutcomeUnknown, OutOfSequence
+from headrace.errors import AppendUnknown, BrokerError, InvalidRequest, LimitExceeded, OutOfSequence
 from headrace.limits import PRODUCER_BATCHES_REMEMBERED
 from headrace.records import AnyBatch
 
@@ -63,7 +63,7 @@ class _Known:
     count: int
     slot: int
     outcome: Published | asyncio.Future[Published]
-    doubt: OutcomeUnknown | None = None
+    doubt: AppendUnknown | None = None
     """Set while the log has not answered in time: a resend gets the same error until it does."""
 
     @property
@@ -218,7 +218,7 @@ class Producers:
             scope.trim()
             outcome.set_result(landed)
             return
-        if isinstance(error, OutcomeUnknown) and error.outcome is not None:
+        if isinstance(error, AppendUnknown) and error.outcome is not None:
             # The batch keeps its place, so that a resend does not write the records again.
             known.doubt, known.outcome = error, asyncio.get_running_loop().create_future()
             known.outcome.add_done_callback(lambda done: done.exception())

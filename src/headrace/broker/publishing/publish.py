@@ -19,7 +19,7 @@ from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, 
 from headrace.broker.settings import Clock
 from headrace.broker.tracing import Tracer
 from headrace.engine.contract import Ack, Appended, AppendedEach, Engine, Placement, Topic, Write
-from headrace.errors import BrokerError, InvalidRequest, OutcomeUnknown, Unavailable, UnknownPartition
+from headrace.errors import AppendUnknown, BrokerError, InvalidRequest, Unavailable, UnknownPartition
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 
 _ROUTES_MAX: Final = 65_536
@@ -330,7 +330,7 @@ class Publisher:
             elif len(errors) == len(found):
                 answer.set_exception(errors[0])
             else:
-                answer.set_exception(OutcomeUnknown(f"{len(found) - len(errors)} of {len(found)} partitions were written: {errors[0]}"))
+                answer.set_exception(AppendUnknown(f"{len(found) - len(errors)} of {len(found)} partitions were written: {errors[0]}"))
 
         asyncio.gather(*parts, return_exceptions=True).add_done_callback(landed)
         return answer

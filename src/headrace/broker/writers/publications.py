@@ -30,7 +30,7 @@ from headrace.broker.writers.progress import Key, Rolling, Writer, WriterRow, Wr
 from headrace.broker.writers.spill import Spill
 from headrace.broker.writers.stage import Held, SpilledBatch, Stage, batch_of
 from headrace.engine.contract import Ack, Engine, Write, known
-from headrace.errors import BrokerError, OutcomeUnknown, StorageFailed, Unavailable, UnknownTopic
+from headrace.errors import AppendUnknown, BrokerError, StorageFailed, Unavailable, UnknownTopic
 from headrace.limits import MIB
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 
@@ -169,7 +169,7 @@ class Publications:
             rolling = Rolling(version, sum(stage.records for stage in stages), len(plan))
             await self._append([], [((writer.name,), writer.row(writer.version, self._clock(), rolling))], plan)
         except BrokerError as error:
-            if not isinstance(error, (StorageFailed, OutcomeUnknown)):  # then it is unknown whether the plan is on disk
+            if not isinstance(error, (StorageFailed, AppendUnknown)):  # then it is unknown whether the plan is on disk
                 self._spill.release(spilled)
             raise
         for stage in stages:

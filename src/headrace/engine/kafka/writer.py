@@ -8,7 +8,7 @@ Appends to one partition are written in call order: each partition has a queue, 
 queues.
 
 Nothing that was handed to the producer is given up: it repeats a batch, with the same sequence number, until Kafka answers. An append
-that takes longer than the deadline fails with `OutcomeUnknown`, whose `outcome` resolves with the answer. An append that still waits in
+that takes longer than the deadline fails with `AppendUnknown`, whose `outcome` resolves with the answer. An append that still waits in
 a queue at its deadline fails with `Unavailable`: nothing was written.
 """
 
@@ -30,7 +30,7 @@ from headrace.engine.kafka.offsets import KafkaOffsets
 from headrace.engine.kafka.partition import PartitionLog
 from headrace.engine.kafka.producer import Producer
 from headrace.engine.listed import ListedBatch
-from headrace.errors import BrokerError, OutcomeUnknown, Unavailable, UnknownTopic
+from headrace.errors import AppendUnknown, BrokerError, Unavailable, UnknownTopic
 from headrace.limits import MIB
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 from headrace.storage.health import Health
@@ -210,7 +210,7 @@ class Writer:
         append.is_doubtful = True
         outcome: asyncio.Future[list[Appended]] = append.future.get_loop().create_future()
         outcome.add_done_callback(lambda done: done.cancelled() or done.exception())  # a caller may ignore it
-        append.future.set_exception(OutcomeUnknown(text, outcome))
+        append.future.set_exception(AppendUnknown(text, outcome))
         append.future = outcome
 
     def _remove(self, append: Append) -> None:
@@ -267,7 +267,7 @@ class Writer:
             outcome = UnknownTopic(log.topic) if log.is_gone else broker_error(failure)
             if self._plain is not None and self._plain.is_broken:
                 # The producer is beyond repair, and whether its last batch was written is unknown.
-                outcome = OutcomeUnknown(f"Kafka: {failure}", None)
+                outcome = AppendUnknown(f"Kafka: {failure}", None)
                 await self._replace_plain()
         for append in appends:
             log.queue.remove(append)
@@ -297,7 +297,7 @@ class Writer:
             metadata = await producer.send(builder, log.kafka_topic, log.number)
             offset = metadata.offset
             if offset < 0:
-                raise OutcomeUnknown("Kafka has written the records before and does not say where", None)
+                raise AppendUnknown("Kafka has written the records before and does not say where", None)
             for part in group:
                 if metadata.timestamp_type == 1 and metadata.timestamp >= 0:  # the topic stamps records itself
                     part.timestamps = [metadata.timestamp] * len(part.batch)
@@ -387,7 +387,7 @@ class Writer:
         except kafka_errors.ProducerFenced:
             self._is_fenced = True
             self._fenced()
-            outcome = OutcomeUnknown("another broker took over during the commit", None) if is_ending else _taken_over()
+            outcome = AppendUnknown("another broker took over during the commit", None) if is_ending else _taken_over()
             self._finish(appends, outcome)
             self._finish(list(self._transactions), _taken_over())
             if self._transactional is not None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from headrace.errors import (
+    AppendUnknown,
     BrokerError,
     DiskFull,
     NotAuthorized,
     OffsetOutOfRange,
-    OutcomeUnknown,
     StorageFailed,
     Unavailable,
     UnknownPartition,
@@ -36,7 +36,7 @@ def error_reply(error: BrokerError) -> Failure:
             return Failure(f"offset {error.wanted} out of range")
         case NotAuthorized():
             return Failure(f"unauthorized: {error}")
-        case DiskFull() | OutcomeUnknown() | StorageFailed() | Unavailable():
+        case DiskFull() | AppendUnknown() | StorageFailed() | Unavailable():
             # Clients recognise a retriable error by its first words.
             return Failure(f"{error.code.replace('_', ' ')}: {error}")
         case _:
