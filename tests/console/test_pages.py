@@ -61,6 +61,7 @@ def test_the_overview_stream_sends_the_page_part(browser: Browser) -> None:
 def test_topics_are_filtered_sorted_and_paged(browser: Browser, broker: BrokerThread) -> None:
     for number in range(3):
         broker.call("topic.create", topic=f"list-{number}", partitions=number + 1)
+    broker.call("topic.create", topic="another", partitions=1)
     page = browser.get("/topics", q="LIST-", sort="-partitions")
     assert re.findall(r">(list-\d)</a>", page.text) == ["list-2", "list-1", "list-0"]
     assert "3 of" in page.words

@@ -486,7 +486,7 @@ async def test_the_same_error_from_one_address_is_logged_a_few_times_a_minute(ca
             await reader.read()
             writer.close()
         assert listener.counters.rejected == {"not_authorized": 20}
-    lines = [record for record in caplog.records if record.message == "connection closed" and record.levelname == "WARNING"]
+    lines = [record for record in caplog.records if record.getMessage() == "connection closed" and record.levelname == "WARNING"]
     assert len(lines) == END_LINES_PER_MINUTE_MAX
 
 
