@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from headrace.cli.capacity import RATES, Costs, plan
 from headrace.kafka_server.cluster import free_ports
+from tests.storage.stores import until
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scale-out.md").read_text(encoding="utf-8")
@@ -30,6 +32,7 @@ def test_the_worked_example_runs_and_no_record_is_missing(tmp_path: Path) -> Non
     *addresses, master = free_ports(len(names))
     ports = dict(zip(names, [*(f"127.0.0.1:{port}" for port in addresses), str(master)], strict=True))
     environment = {**os.environ, **ports, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment["TMPDIR"] = str(tmp_path)
     (tmp_path / "example.sh").write_text(f"set -eu\n{script}")
     with (tmp_path / "errors").open("w") as errors, (tmp_path / "output").open("w") as output:
         # Files, not pipes: the programs in the background would keep a pipe open.
@@ -40,7 +43,9 @@ def test_the_worked_example_runs_and_no_record_is_missing(tmp_path: Path) -> Non
             shell.wait(SECONDS_MAX)
         finally:
             os.killpg(shell.pid, signal.SIGTERM)
-            os.killpg(shell.pid, signal.SIGKILL)
+            until(lambda: not list(tmp_path.glob("kafka-*")))  # the nodes are in sessions of their own: `tools/kafka` stops them
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGKILL)
     said = (tmp_path / "errors").read_text()[-3000:]
     assert shell.returncode == 0, said
     assert (tmp_path / "output").read_text().splitlines()[-2:] == ["orders", "2000"], said
