@@ -40,7 +40,8 @@ PARTITIONS: Final = 2
 ROWS_PER_BATCH: Final = 100
 BATCHES_AHEAD: Final = 60
 """Rows fed before each kill: more than a query can copy before the trap is triggered."""
-SECONDS_MAX: Final = 120.0
+SECONDS_MAX: Final = 600.0
+"""A driver needs seven seconds to start on an idle machine, and more than a minute beside other tests."""
 
 IN_PLACE: Final = (
     ("staging", "worker"),
@@ -203,6 +204,9 @@ class Supervisor:
     def log(self) -> str:
         return (self._directory / "driver.log").read_text(errors="replace")
 
+    def _broker_log(self) -> str:
+        return (self._directory / "broker" / "broker.log").read_text(errors="replace")
+
     # Death
 
     def _kill(self, target: str, point: str) -> None:
@@ -281,6 +285,12 @@ class Supervisor:
         except BrokerError:
             return 0
 
+    def _patient_ends(self) -> str:
+        try:
+            return f"{self._ends(SOURCE)} → {self._ends(TARGET)}"
+        except BrokerError as failure:
+            return f"unknown: {failure}"
+
     def _until(self, look: Callable[[], _T | None], what: str) -> _T:
         deadline = time.monotonic() + SECONDS_MAX
         while True:
@@ -290,8 +300,15 @@ class Supervisor:
             if self._driver is not None and (code := self._driver.process.poll()) not in (None, -signal.SIGKILL):
                 raise AssertionError(f"the driver left with {code}: {self.log()[-3000:]}")
             if time.monotonic() > deadline:
-                raise AssertionError(f"waited {SECONDS_MAX} s for {what}; {self.outcome}; {self.log()[-3000:]}")
+                raise AssertionError(f"waited {SECONDS_MAX} s for {what}; {self.outcome}; {self._state()}")
             time.sleep(0.02)
+
+    def _state(self) -> str:
+        """Return where the copy stands, and the threads of the driver: a query that stopped has no error to show."""
+        if self._driver is not None:
+            subprocess.run(["pkill", "-QUIT", "-g", str(self._driver.process.pid), "java"], check=False)
+            time.sleep(1.0)  # Java writes its threads to the log
+        return f"offsets {self._patient_ends()}; driver: {self.log()[-20_000:]}; broker: {self._broker_log()[-3000:]}"
 
     # Verification
 

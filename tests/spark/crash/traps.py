@@ -41,6 +41,8 @@ MYSELF: Final = 0
 MY_EXECUTOR: Final = -1
 PUBLISH_SECONDS: Final = 0.004
 """Approximate duration of a small publication."""
+ZOMBIE_SECONDS_MAX: Final = 600.0
+"""A process that outlives its driver ends after this time, if the supervisor forgets it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +197,7 @@ def _outlive() -> bool:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     traps.tell("zombie", "waiting")
     kill(orders)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + ZOMBIE_SECONDS_MAX
     while going.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     return True
