@@ -142,6 +142,6 @@ def command(*words: str, **environment: str) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         env={**inherited, **environment},
-        timeout=60,
+        timeout=300,
         check=False,
     )

@@ -41,7 +41,7 @@ class Admin:
             capture_output=True,
             text=True,
             env=environment,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 

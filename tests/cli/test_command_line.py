@@ -22,7 +22,7 @@ def headrace(*arguments: str, **environment: str) -> subprocess.CompletedProcess
         capture_output=True,
         text=True,
         env={"PATH": "/usr/bin:/bin", **environment},
-        timeout=60,
+        timeout=300,
         check=False,
     )
 
@@ -51,7 +51,7 @@ def test_the_help_line_of_a_command_is_the_first_of_its_own_help(name: str) -> N
 
 def test_help_imports_nothing_heavy() -> None:
     script = "import sys; from headrace.cli import cli; cli.main(['--help'], standalone_mode=False); print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=True)
     loaded = set(done.stderr.split())
     assert "click" in loaded
     heavy = {
@@ -117,7 +117,7 @@ def test_a_defect_is_one_line_unless_the_traceback_is_requested() -> None:
     def run(**environment: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", script]
         return subprocess.run(
-            command, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **environment}, timeout=60, check=False
+            command, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin", **environment}, timeout=300, check=False
         )
 
     quiet = run()
@@ -140,7 +140,7 @@ def test_a_command_whose_library_is_absent_names_the_extra(monkeypatch: pytest.M
 def test_a_reader_that_goes_away_is_no_news() -> None:
     shell = f"{sys.executable} -m headrace config explain | head -n 1; echo ${{PIPESTATUS[0]}}"
     environment = {"PATH": "/usr/bin:/bin"}  # without a locale, which may not be installed: bash would warn
-    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, env=environment, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, env=environment, timeout=300, check=True)
     first, status = done.stdout.splitlines()
     assert first.startswith("storage.")
     assert (status, done.stderr) == ("0", "")

@@ -20,7 +20,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def script(shell: str) -> str:
-    done = subprocess.run(["headrace", "completion", shell], capture_output=True, text=True, timeout=60, check=True, env=environment())
+    done = subprocess.run(["headrace", "completion", shell], capture_output=True, text=True, timeout=300, check=True, env=environment())
     assert done.stderr == ""
     return done.stdout
 
@@ -31,7 +31,7 @@ def completed(*words: str) -> list[str]:
     press = f'COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _headrace_completion headrace; printf "%s\\n" "${{COMPREPLY[@]}}"'
     load = 'eval "$(headrace completion bash)"; complete -p headrace >&2'
     done = subprocess.run(
-        ["bash", "--norc", "-c", f"{load}; {press}"], capture_output=True, text=True, timeout=60, check=True, env=environment()
+        ["bash", "--norc", "-c", f"{load}; {press}"], capture_output=True, text=True, timeout=300, check=True, env=environment()
     )
     assert "-F _headrace_completion headrace" in done.stderr, "the script does not register itself"
     return done.stdout.split()
@@ -52,7 +52,7 @@ def test_bash_completes_commands_of_a_group_options_and_their_values() -> None:
 
 def test_the_names_of_commands_are_completed_without_importing_them() -> None:
     ask = "import sys; from headrace.cli import cli; from click import Context; cli.shell_complete(Context(cli), ''); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=300, check=True)
     loaded = [
         name for name in done.stdout.split() if name.startswith("headrace.") and name.split(".")[1] not in ("cli", "errors", "extras")
     ]
@@ -65,10 +65,10 @@ def test_other_shells_get_their_own_script(shell: str, begins: str) -> None:
     assert written.startswith(begins)
     assert f"_HEADRACE_COMPLETE={shell}_complete" in written
     if (program := shutil.which(shell)) is not None:
-        subprocess.run([program, "-n"], input=written, text=True, timeout=60, check=True)
+        subprocess.run([program, "-n"], input=written, text=True, timeout=300, check=True)
 
 
 def test_an_unknown_shell_is_wrong_usage() -> None:
-    done = subprocess.run(["headrace", "completion", "tcsh"], capture_output=True, text=True, timeout=60, check=False, env=environment())
+    done = subprocess.run(["headrace", "completion", "tcsh"], capture_output=True, text=True, timeout=300, check=False, env=environment())
     assert done.returncode == 2
     assert "'bash', 'zsh', 'fish'" in done.stderr

@@ -53,7 +53,7 @@ def test_on_kafka_the_broker_gets_a_running_node_and_nothing_is_left(tmp_path: P
         seen.append(options)
         [bootstrap] = [argument.removeprefix("kafka.bootstrap=") for argument in options.serve_arguments if "bootstrap" in argument]
         host, _, port = bootstrap.rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=60):
+        with socket.create_connection((host, int(port)), timeout=300):
             return True
 
     monkeypatch.setattr("headrace.demo.demo._run", run)

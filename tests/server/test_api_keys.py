@@ -81,7 +81,7 @@ def test_what_an_interrupted_start_left_behind_is_made_anew(tmp_path: Path) -> N
 
 def login(address: tuple[str, int], key: str) -> int:
     """Return 0 if the key is accepted and the PING answered, otherwise the code of the first error."""
-    with socket.create_connection(address, timeout=60) as peer:
+    with socket.create_connection(address, timeout=300) as peer:
         peer.sendall(encoder.hello(1) + encoder.auth(2, key.encode()) + encoder.ping(3))
         decoder = Decoder()
         while data := peer.recv(4096):

@@ -56,7 +56,7 @@ async def serving(directory: Path, **keys: object) -> AsyncIterator[tuple[Server
 
 def get(address: str, path: str, **headers: str) -> tuple[int, str, str]:
     """Return status, content type and body."""
-    connection = http.client.HTTPConnection(address, timeout=60)
+    connection = http.client.HTTPConnection(address, timeout=300)
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
@@ -230,7 +230,7 @@ async def test_other_paths_and_foreign_host_names_are_refused(tmp_path: Path) ->
 async def test_silent_connections_do_not_keep_scrapers_out_for_ever(tmp_path: Path) -> None:
     async with serving(tmp_path) as (_, address):
         host, _, port = address.rpartition(":")
-        silent = [socket.create_connection((host, int(port)), timeout=60) for _ in range(12)]
+        silent = [socket.create_connection((host, int(port)), timeout=300) for _ in range(12)]
         try:
             assert (await fetched(address, "/healthz"))[0] == 200
         finally:
@@ -313,7 +313,7 @@ async def test_with_tls_a_scraper_needs_a_client_certificate(tmp_path: Path, cer
     keys = {"tls.certificate": certificates["server.pem"], "tls.key": certificates["server.key"], "tls.client_ca": certificates["ca.pem"]}
 
     def status(context: ssl.SSLContext, address: str) -> int:
-        connection = http.client.HTTPSConnection(address, timeout=60, context=context)
+        connection = http.client.HTTPSConnection(address, timeout=300, context=context)
         try:
             connection.request("GET", "/healthz")
             return connection.getresponse().status

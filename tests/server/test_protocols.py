@@ -141,7 +141,7 @@ CONVERSATIONS = {
 
 def answer(address: tuple[str, int], sent: bytes, size: int) -> bytes:
     """Return the first bytes of the reply; empty if the connection is closed."""
-    with socket.create_connection(address, timeout=60) as peer:
+    with socket.create_connection(address, timeout=300) as peer:
         peer.sendall(sent)
         received = b""
         try:

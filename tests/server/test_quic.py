@@ -159,7 +159,7 @@ def start_on_the_default_port(tmp_path: Path, port: int, code: str) -> subproces
         "0.1",
     ]
     environment = {**os.environ, "HEADRACE__LISTEN__FLIGHT": "", "HEADRACE__LISTEN__HTTP": ""}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path, env=environment)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path, env=environment)
 
 
 def test_the_default_listener_opens(tmp_path: Path) -> None:

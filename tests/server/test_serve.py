@@ -20,7 +20,7 @@ def test_the_ready_file_names_the_process_and_protocols_that_are_open(tmp_path: 
         assert broker.ready["pid"] == broker.process.pid
         assert len(set(broker.addresses)) == 2
         for address in broker.addresses:
-            socket.create_connection(address, timeout=60).close()
+            socket.create_connection(address, timeout=300).close()
         code, _, _ = broker.stop()
         assert code == 0
         assert not broker.ready_file.exists()
@@ -37,7 +37,7 @@ def test_a_signal_drains_and_exits_with_0(tmp_path: Path, number: signal.Signals
 
 def test_a_second_signal_exits_at_once(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path, "--set", "limits.drain_timeout=1h") as broker:
-        with socket.create_connection(broker.addresses[0], timeout=60) as peer:
+        with socket.create_connection(broker.addresses[0], timeout=300) as peer:
             hold_open(peer)
             broker.process.send_signal(signal.SIGTERM)
             wait_for_line(broker, "draining")
@@ -115,7 +115,7 @@ def test_a_taken_port_is_one_clear_line(tmp_path: Path) -> None:
 def test_a_data_directory_belongs_to_one_process_at_a_time(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path) as broker:
         assert start_error(tmp_path) == f"data directory {broker.data} is in use by process {broker.process.pid}"
-        socket.create_connection(broker.addresses[0], timeout=60).close()
+        socket.create_connection(broker.addresses[0], timeout=300).close()
         assert broker.stop()[0] == 0
     with BrokerProcess(tmp_path) as again:
         assert again.stop()[0] == 0
@@ -157,7 +157,7 @@ def test_an_address_beyond_loopback_needs_tls_or_insecure(tmp_path: Path) -> Non
         "or add --insecure to allow it"
     )
     with BrokerProcess(tmp_path, "--listen", "0.0.0.0:0", "--insecure") as broker:
-        socket.create_connection(("127.0.0.1", broker.addresses[0][1]), timeout=60).close()
+        socket.create_connection(("127.0.0.1", broker.addresses[0][1]), timeout=300).close()
 
 
 def test_a_ready_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:

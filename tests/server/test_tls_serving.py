@@ -45,7 +45,7 @@ class Peer:
     """Send a Figg ping, with TLS or in plain text."""
 
     def __init__(self, address: tuple[str, int], context: ssl.SSLContext | None = None) -> None:
-        self.socket = socket.create_connection(address, timeout=60)
+        self.socket = socket.create_connection(address, timeout=300)
         if context is not None:
             self.socket = context.wrap_socket(self.socket, server_hostname="localhost")
 

@@ -56,7 +56,7 @@ class FlightBroker(BrokerProcess):
     def command(self, *arguments: str) -> str:
         """Run `headrace ARGUMENTS` against this broker; return its output."""
         command = [sys.executable, "-m", "headrace", *arguments, "--server", self.tcp]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

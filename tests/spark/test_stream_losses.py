@@ -90,7 +90,7 @@ def test_a_topic_that_is_deleted_under_a_query_fails_it(
     until(lambda: len(stream.values) == 5, "the records are read")
     broker.command("topic", "delete", topic, "--yes")
     with pytest.raises(StreamingQueryException, match=f"topic {topic} has been deleted while the query was reading it"):
-        query.awaitTermination(60)
+        query.awaitTermination(300)
 
 
 def test_a_topic_that_is_deleted_between_two_executions_is_reported_by_load(

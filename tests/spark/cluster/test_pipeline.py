@@ -78,5 +78,5 @@ def run(file: Path, cluster: Standalone, broker: FlightBroker) -> None:
     environment = {**os.environ, "HEADRACE_PIPELINES": str(file.parent / "entries"), "SPARK_LOCAL_IP": "127.0.0.1"}
     environment["SPARK_HOME"] = str(cluster.home)
     environment.pop("PYSPARK_PYTHON", None)
-    done = subprocess.run([*command, "--servers", broker.address], env=environment, capture_output=True, text=True, timeout=400)
+    done = subprocess.run([*command, "--servers", broker.address], env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-3000:]

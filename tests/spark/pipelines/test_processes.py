@@ -81,7 +81,7 @@ class Terminal:
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "headrace", *arguments],
-            cwd=self.directory, env=self.environment, text=True, capture_output=True, timeout=120, check=False,
+            cwd=self.directory, env=self.environment, text=True, capture_output=True, timeout=600, check=False,
         )  # fmt: skip
 
     def status(self, child: subprocess.Popen[str]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def test_every_row_is_there_once_though_the_pipeline_is_killed_again_and_again(
             assert child.wait() == -signal.SIGKILL
         else:
             os.kill(java_below(child.pid), signal.SIGKILL)
-            _, errors = child.communicate(timeout=60)
+            _, errors = child.communicate(timeout=300)
             assert child.returncode == 1
             assert errors.splitlines()[-1].startswith("headrace: the Spark process has ended; see ")
         [row] = json.loads(terminal.run("pipeline", "list", "-o", "json").stdout)
@@ -167,7 +167,7 @@ def test_every_row_is_there_once_though_the_pipeline_is_killed_again_and_again(
     assert (again.returncode, "pipeline copy runs already" in again.stderr) == (7, True)
     stopped = terminal.run("pipeline", "stop", "copy")
     assert (stopped.returncode, stopped.stderr) == (0, "copy: stopped\n")
-    assert child.wait(timeout=60) == 0
+    assert child.wait(timeout=300) == 0
     in_topic = Counter(row["id"] for row in records(flight_client, target))
     in_table = Counter(DeltaTable(terminal.directory / "table").to_pyarrow_table().column("id").to_pylist())
     assert in_topic == Counter(range(sent))
@@ -184,19 +184,19 @@ def test_an_execution_reads_what_is_there_and_ends_and_one_that_follows_ends_by_
     (terminal.directory / "copy.toml").write_text(TOML.format(source=source, target=target))
     publish(flight_client, source, *({"id": id} for id in range(500)))
     once = terminal.start("pipeline", "run", "copy.toml", "--once")
-    _, errors = once.communicate(timeout=200)
+    _, errors = once.communicate(timeout=600)
     assert once.returncode == 0, errors
     assert "copy: finished; topic 500 rows, table 500 rows" in errors
     assert "Exception" not in errors
     assert len(records(flight_client, target)) == 500
     asked = terminal.start("sql", f"select count(*) as n, sum(twice) as total from `{target}`", "--format=json", "-o", "json")
-    answer, errors = asked.communicate(timeout=200)
+    answer, errors = asked.communicate(timeout=600)
     assert (asked.returncode, errors) == (0, "")
     assert json.loads(answer) == [{"n": 500, "total": 499 * 500}]
     following = terminal.start("pipeline", "run", "copy.toml")
     until(lambda: terminal.status(following)["state"] == "running", following)
     following.send_signal(signal.SIGTERM)
-    _, errors = following.communicate(timeout=100)
+    _, errors = following.communicate(timeout=300)
     assert following.returncode == 0, errors
     assert "copy: stopped" in errors
     assert terminal.status(following)["state"] == "stopped"
