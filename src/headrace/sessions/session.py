@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 from headrace.errors import BrokerError, WireError
 from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES
 from headrace.sessions.contract import Link
-from headrace.sessions.refusals import shown
+from headrace.sessions.request_ids import shown
 
 RECORD_OVERHEAD_BYTES: Final = 64
 """Cost of a record in flight in addition to its key and value, so that many empty records fill the window too."""

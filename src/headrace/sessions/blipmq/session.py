@@ -32,7 +32,7 @@ from headrace.sessions.blipmq.errors import NackReason
 from headrace.sessions.blipmq.subscriptions import QOS_0_HEADERS, Subscription, Subscriptions
 from headrace.sessions.chunks import publish_in_chunks
 from headrace.sessions.contract import Link
-from headrace.sessions.refusals import log_refusal
+from headrace.sessions.request_ids import log_refused
 from headrace.sessions.session import BaseSession
 from headrace.wire.blipmq import (
     PROTOCOL_VERSION,
@@ -87,7 +87,7 @@ class BlipMqSession(BaseSession[Message]):
         self._held.clear()
 
     def _nack(self, cids: Sequence[int], reason_of: NackReason) -> None:
-        log_refusal("blipmq", self._link.peer, reason_of.text, cids)
+        log_refused("blipmq", self._link.peer, reason_of.text, cids)
         self._reply(encoder.nacks(cids, reason_of.code, reason_of.text))
 
     # Requests.
@@ -226,7 +226,7 @@ class BlipMqSession(BaseSession[Message]):
     def _publish_nacks_of(self, batch: PublishBatch, error: BrokerError) -> bytes:
         """Return a NACK for each record. A QoS 0 record is dropped without a NACK if the broker fails."""
         reason_of = errors.publish_reason_of(error)
-        log_refusal("blipmq", self._link.peer, reason_of.text, batch.cids)
+        log_refused("blipmq", self._link.peer, reason_of.text, batch.cids)
         if batch.qos == 0 and reason_of.code == 500:
             return b""
         return encoder.nacks(batch.cids, reason_of.code, reason_of.text)

@@ -32,7 +32,7 @@ from headrace.errors import BrokerError
 from headrace.sessions.contract import StreamedLink
 from headrace.sessions.fujin.errors import INVALID_READER_TYPE, NO_FETCH_COUNT, NOT_SUPPORTED, READER_NOT_FOUND, UNKNOWN_MESSAGE, text
 from headrace.sessions.fujin.settings import FujinSettings, ReaderConnector
-from headrace.sessions.refusals import log_refusal
+from headrace.sessions.request_ids import log_refused
 from headrace.wire.fujin import ConnectReader, Fetch, ReaderKind, Reply, Request, Settle, encode
 
 _ID: Final = struct.Struct(">IQQ")
@@ -126,7 +126,7 @@ class Reader:
         return text(error, READER_NOT_FOUND)
 
     def _refuse(self, reply: Reply, cid: bytes, error: str) -> None:
-        log_refusal("fujin", self._link.peer, error, [cid])
+        log_refused("fujin", self._link.peer, error, [cid])
         self._link.send(encode.answered(reply, cid, error))
 
     def start(self) -> None:

@@ -19,7 +19,7 @@ from headrace.sessions.contract import StreamedLink
 from headrace.sessions.fujin.reader import Reader
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.sessions.fujin.writer import Writer, WriterIds
-from headrace.sessions.refusals import log_refusal
+from headrace.sessions.request_ids import log_refused
 from headrace.sessions.session import BaseSession
 from headrace.wire.fujin import (
     ClientMessage,
@@ -167,7 +167,7 @@ class FujinSession(BaseSession[ClientMessage]):
         if message.reply is Reply.READER:
             self._link.send(encode.reader_connected(message.text))
         else:
-            log_refusal("fujin", self._link.peer, message.text, [message.cid])
+            log_refused("fujin", self._link.peer, message.text, [message.cid])
             self._link.send(encode.answered(message.reply, message.cid, message.text))
         if message.is_fatal:
             self._end(f"refused: {message.text}")

@@ -24,7 +24,7 @@ from headrace.records import RecordBatch
 from headrace.sessions.chunks import publish_in_chunks
 from headrace.sessions.fujin.errors import FENCED, INVALID_TX_STATE, WRITER_NOT_FOUND, text
 from headrace.sessions.fujin.settings import FujinSettings
-from headrace.sessions.refusals import log_refusal
+from headrace.sessions.request_ids import log_refused
 from headrace.sessions.session import RECORD_OVERHEAD_BYTES, Encode, Work
 from headrace.wire.fujin import Reply, Request, Transact, WriteBatch, encode
 
@@ -154,11 +154,11 @@ class Writer:
         if not isinstance(failure, BrokerError):
             return encode.written(cids)
         error = text(failure, WRITER_NOT_FOUND)
-        log_refusal("fujin", self._peer, error, cids)
+        log_refused("fujin", self._peer, error, cids)
         return encode.write_failed(cids, error)
 
     def _refuse(self, batch: WriteBatch, error: str) -> None:
-        log_refusal("fujin", self._peer, error, batch.cids)
+        log_refused("fujin", self._peer, error, batch.cids)
         self._reply(encode.write_failed(batch.cids, error))
 
     # Transactions.
@@ -230,7 +230,7 @@ class Writer:
 
     def _answer(self, message: Transact, error: str | None = None) -> None:
         if error is not None:
-            log_refusal("fujin", self._peer, error, [message.cid])
+            log_refused("fujin", self._peer, error, [message.cid])
         self._reply(encode.answered(_REPLIES[message.request], message.cid, error))
 
     def _abort(self) -> None:

@@ -1,6 +1,6 @@
 """Ids of requests in log lines, for protocols whose requests have them.
 
-Lines of refused requests are of level debug: a peer can cause as many refusals as it sends requests.
+Lines of refused requests are of level debug: a peer can cause as many as it sends requests.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def shown(requests: Sequence[int | bytes]) -> str:
     return ",".join(map(str, ids)) + ",…" * (len(requests) > _IDS_SHOWN_MAX)
 
 
-def log_refusal(protocol: str, peer: str, reason: str, requests: Sequence[int | bytes]) -> None:
+def log_refused(protocol: str, peer: str, reason: str, requests: Sequence[int | bytes]) -> None:
     """Log that the requests with these ids were refused."""
     if _log.isEnabledFor(logging.DEBUG):
         _log.debug("request refused", extra={"peer": peer, "protocol": protocol, "request": shown(requests), "reason": reason})

@@ -11,7 +11,7 @@ import pytest
 
 from headrace.broker.settings import BrokerSettings
 from headrace.errors import DiskFull
-from headrace.sessions.refusals import shown
+from headrace.sessions.request_ids import shown
 from headrace.wire.blipmq import encoder
 from headrace.wire.fujin import ReaderKind, Request, encode
 from tests.sessions.blipmq.support import Disk, running_server
@@ -29,7 +29,7 @@ def lines() -> Iterator[list[tuple[str, str]]]:
             assert record.getMessage() == "request refused" and fields["peer"]
             found.append((f"{fields['protocol']} {fields['request']}", fields["reason"]))
 
-    logger, handler = logging.getLogger("headrace.sessions.refusals"), Lines()
+    logger, handler = logging.getLogger("headrace.sessions.request_ids"), Lines()
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
     yield found
