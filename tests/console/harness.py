@@ -24,7 +24,8 @@ from headrace.console.application import create_console
 from headrace.console.connection import BrokerAddress
 from headrace.console.guard import hosts_of
 from headrace.console.visits import Settings
-from headrace.server.config import SETTINGS, resolve
+from headrace.server.config import SETTINGS
+from headrace.server.config_sources import resolve
 from headrace.server.wiring import Server
 
 WAIT_SECONDS = 60.0

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.reference import commands
-from headrace.server.config import QUIC_PROTOCOLS, TCP_PROTOCOLS, resolve
+from headrace.server.config import QUIC_PROTOCOLS, TCP_PROTOCOLS
+from headrace.server.config_sources import resolve
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from headrace.flight.reading import ArrowBatches, below
 from headrace.flight.request import STORED, decode_place
 from headrace.records import NEVER, Batch, Record, RecordBatch
-from headrace.storage.batch import StoredBatch, encode
+from headrace.storage.batch import StoredBatch
+from headrace.storage.encoding import encode
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 HEADERS = st.lists(st.tuples(st.text(max_size=3), st.binary(max_size=3)), max_size=2).map(tuple)

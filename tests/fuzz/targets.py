@@ -20,7 +20,8 @@ from headrace.flight.writing import Splitter, Target, check_rows
 from headrace.records import RecordBatch
 from headrace.schemas import SchemaType, compile_schema
 from headrace.schemas.shapes import reader_of
-from headrace.storage.batch import StoredBatch, encode
+from headrace.storage.batch import StoredBatch
+from headrace.storage.encoding import encode
 from headrace.storage.manifest import Checkpointed, Manifest
 from headrace.wire.blipmq import Decoder as BlipMqDecoder
 from headrace.wire.blipmq import sniff as sniff_blipmq

@@ -20,7 +20,8 @@ import pytest
 from headrace.cli.reference import commands
 from headrace.errors import ConfigError
 from headrace.server.addresses import require_caution
-from headrace.server.config import Config, resolve
+from headrace.server.config import Config
+from headrace.server.config_sources import resolve
 from tests.server.process import BrokerProcess
 
 ROOT = Path(__file__).parent.parent.parent

@@ -15,7 +15,7 @@ from headrace.clients.figg.client import FiggClient, FiggOptions
 from headrace.clients.flymq.client import FlyMqClient, FlyMqOptions
 from headrace.errors import ConfigError, NotAuthorized
 from headrace.server.addresses import require_caution
-from headrace.server.config import resolve
+from headrace.server.config_sources import resolve
 from headrace.wire.figg import encode
 from headrace.wire.flymq.access_messages import AuditQuery
 from tests.canaries import secret

@@ -9,7 +9,8 @@ import pytest
 
 from headrace.errors import ConfigError
 from headrace.records import Ack
-from headrace.server.config import SECTIONS, SETTINGS, Config, explain, resolve, toml_of, toml_value
+from headrace.server.config import SECTIONS, SETTINGS, Config
+from headrace.server.config_sources import explain, resolve, toml_of, toml_value
 from headrace.server.settings import Address, Bind, SecretReference
 
 

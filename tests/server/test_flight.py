@@ -13,7 +13,7 @@ import pytest
 from headrace.errors import ConfigError, LoginFailed
 from headrace.flight.client import FlightClient, Servers
 from headrace.server.addresses import require_caution
-from headrace.server.config import resolve
+from headrace.server.config_sources import resolve
 from tests.server.process import BrokerProcess, start_error
 
 WITHOUT_ARROW = "import sys; sys.modules['pyarrow'] = None; from headrace.cli import main; main()"

@@ -27,7 +27,7 @@ from headrace.errors import ConfigError, HeadraceError
 from headrace.overview import Overview
 from headrace.records import RecordBatch
 from headrace.server.addresses import require_caution
-from headrace.server.config import resolve
+from headrace.server.config_sources import resolve
 from headrace.server.http import LoopCalls, Pages
 from headrace.server.wiring import Server, StartFailed
 

@@ -10,7 +10,7 @@ from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.broker.broker import Broker
 from headrace.engine.memory import MemoryEngine
 from headrace.net.protocol import Peer
-from headrace.server.config import resolve
+from headrace.server.config_sources import resolve
 from headrace.server.protocols import Protocols
 from headrace.server.wiring import access_of
 from tests.protocols.strain import PROTOCOLS, TOPIC

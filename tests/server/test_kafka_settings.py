@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.errors import ConfigError
-from headrace.server.config import Config, resolve
+from headrace.server.config import Config
+from headrace.server.config_sources import resolve
 from headrace.server.kafka import kafka_settings
 
 KAFKA = {"storage.engine": "kafka", "kafka.bootstrap": "a:9092,b:9092"}

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from headrace.broker.broker import Broker
 from headrace.engine.memory import MemoryEngine
 from headrace.net.protocol import ServedProtocol, Sniff, choose
-from headrace.server.config import TCP_PROTOCOLS, resolve
+from headrace.server.config import TCP_PROTOCOLS
+from headrace.server.config_sources import resolve
 from headrace.server.protocols import Protocols
 from headrace.server.wiring import access_of
 from headrace.wire import blipmq, figg, flymq, rustlog

@@ -19,7 +19,7 @@ from headrace.clients.fujin.client import FujinClient, FujinOptions
 from headrace.clients.tls import TlsOptions
 from headrace.errors import ConfigError
 from headrace.server import certificates
-from headrace.server.config import resolve
+from headrace.server.config_sources import resolve
 from headrace.server.quic import readers, writers
 from headrace.sessions.fujin.settings import ReaderConnector
 from tests.net.polling import until

@@ -18,7 +18,7 @@ from headrace.broker.groups.progress import SettlementPolicy
 from headrace.clients.connect import connect
 from headrace.errors import ConfigError
 from headrace.records import RecordBatch
-from headrace.server.config import resolve
+from headrace.server.config_sources import resolve
 from headrace.spark.pipelines import traces as pipeline_traces
 from tests.server.test_http import serving
 

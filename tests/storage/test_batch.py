@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from headrace.errors import CorruptData
 from headrace.limits import BATCH_BYTES_MAX
 from headrace.records import Headers, RecordBatch
-from headrace.storage.batch import HEADER_BYTES, StoredBatch, encode, parse_header
+from headrace.storage.batch import HEADER_BYTES, StoredBatch, parse_header
 from headrace.storage.crypt import Keyring, WrongKey
+from headrace.storage.encoding import encode
 
 Item = TypeVar("Item")
 KEY = bytes(range(32))

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX
 from headrace.records import Column, ColumnBatch, RecordBatch
 from headrace.storage import batch as batch_format
-from headrace.storage.batch import StoredBatch, build, encode
+from headrace.storage.batch import StoredBatch
+from headrace.storage.encoding import build, encode
 from tests.storage.test_batch import FULL, batches, keyring
 
 

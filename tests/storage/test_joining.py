@@ -9,9 +9,10 @@ import pytest
 
 from headrace.limits import BATCH_JOINED_BYTES_MAX
 from headrace.records import NEVER, AnyBatch, ColumnBatch, Headers, Record, RecordBatch
-from headrace.storage.batch import COMPRESSED, ENCRYPTED, Built, StoredBatch, build
+from headrace.storage.batch import COMPRESSED, ENCRYPTED, Built, StoredBatch
 from headrace.storage.check import check
 from headrace.storage.crypt import Keyring
+from headrace.storage.encoding import build
 from headrace.storage.joining import join
 from headrace.storage.segment import HEADER_BYTES
 from headrace.storage.store import Store, StoreOptions

@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from headrace.records import RecordBatch
-from headrace.storage.batch import Built, build
+from headrace.storage.batch import Built
+from headrace.storage.encoding import build
 from headrace.storage.journal import ALIGN, Damage, Journal, JournalStart, SyncFailed, journal_number, journal_path, read_journal
 from tests.storage_faults.simulated import Fault, SimulatedFiles
 

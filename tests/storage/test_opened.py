@@ -6,7 +6,8 @@ import pytest
 
 from headrace.records import RecordBatch
 from headrace.storage import zstd
-from headrace.storage.batch import StoredBatch, encode
+from headrace.storage.batch import StoredBatch
+from headrace.storage.encoding import encode
 from headrace.storage.opened import OpenedBatches, opened_bytes
 from headrace.storage.partition import LogOptions
 from headrace.storage.store import Store

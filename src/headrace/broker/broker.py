@@ -23,7 +23,7 @@ from headrace.broker.dead_letters.dead_letters import DeadLetters
 from headrace.broker.dead_letters.expiry import Sweep
 from headrace.broker.dead_letters.moves import Moves
 from headrace.broker.delayed import RandomBytes, Schedule
-from headrace.broker.groups.consumer import GroupContext
+from headrace.broker.groups.background import GroupContext
 from headrace.broker.groups.members import GroupConsumers
 from headrace.broker.groups.offsets import Groups
 from headrace.broker.health import Status, supervise

@@ -12,8 +12,9 @@ import click
 
 from headrace.cli import FAILED, one_line
 from headrace.cli.rows import PIPE_COLUMNS
-from headrace.server.config import SETTINGS, Resolved, explain, resolve, toml_of, toml_value
+from headrace.server.config import SETTINGS
 from headrace.server.config_check import check_file
+from headrace.server.config_sources import Resolved, explain, resolve, toml_of, toml_value
 from headrace.server.settings import Setting
 
 

@@ -111,7 +111,7 @@ def serve(
     SIGHUP reloads the certificates.
     """
     from headrace.server.addresses import require_caution
-    from headrace.server.config import explain, resolve
+    from headrace.server.config_sources import explain, resolve
     from headrace.server.serve import ServeOptions
     from headrace.server.serve import serve as run
 

@@ -28,8 +28,9 @@ from headrace.errors import (
 )
 from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.records import NEVER, ColumnBatch, RecordBatch
-from headrace.storage.batch import StoredBatch, encode
+from headrace.storage.batch import StoredBatch
 from headrace.storage.batching import chunked
+from headrace.storage.encoding import encode
 
 
 @dataclass(slots=True, eq=False)

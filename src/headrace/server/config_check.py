@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from headrace.errors import ConfigError
-from headrace.server.config import SETTINGS, contradictions, leaves, quoted, read_file, tree_of
+from headrace.server.config import SETTINGS, contradictions, tree_of
+from headrace.server.config_sources import leaves, quoted, read_file
 from headrace.server.settings import Directory, Reference, References, Setting, anchored, named_files
 
 _KEY: Final = r"(?:[A-Za-z0-9_-]+|\"[^\"\\]*\"|'[^']*')"

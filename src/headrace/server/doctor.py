@@ -23,8 +23,9 @@ from typing import Final
 from headrace.errors import ConfigError
 from headrace.extras import LIBRARIES
 from headrace.server.addresses import require_caution
-from headrace.server.config import Config, is_default, resolve
+from headrace.server.config import Config, is_default
 from headrace.server.config_check import check_file
+from headrace.server.config_sources import resolve
 from headrace.server.descriptors import divide, open_files_max
 from headrace.storage.batch import CHECKSUMS_IN_C
 from headrace.storage.files import DirectoryLocked, DiskFiles

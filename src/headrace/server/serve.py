@@ -172,7 +172,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 def _report_defect(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     """Log a failed callback in one line. The broker continues."""
-    fields = {"what": context["message"], "peer": context["peer"]} if "peer" in context else {"what": context["message"]}
+    fields = {"what": context["message"]} | {name: context[name] for name in ("peer", "request") if name in context}
     _log.error("defect", extra=fields, exc_info=context.get("exception"))
 
 

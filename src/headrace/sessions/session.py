@@ -18,13 +18,14 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from headrace.errors import BrokerError, WireError
 from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES
 from headrace.sessions.contract import Link
+from headrace.sessions.request_ids import shown
 
 RECORD_OVERHEAD_BYTES: Final = 64
 """Cost of a record in flight in addition to its key and value, so that many empty records fill the window too."""
@@ -89,6 +90,8 @@ class BaseSession(ABC, Generic[Message]):
         self._inbox: deque[Message] = deque()
         self._is_busy = False
         """Work is under way."""
+        self._requests: Sequence[int | bytes] = ()
+        """Ids of the request with work under way."""
         self._task: asyncio.Task[None] | None = None
         self._work_left = WORK_A_TURN
         self._next_turn: asyncio.Handle | None = None
@@ -196,10 +199,10 @@ class BaseSession(ABC, Generic[Message]):
 
     # Work.
 
-    def _start(self, work: Work) -> None:
-        """Begin the rest of a request. Later requests wait for its end."""
+    def _start(self, work: Work, requests: Sequence[int | bytes] = ()) -> None:
+        """Begin the rest of a request. Later requests wait for its end. `requests` are its ids, if the protocol has them."""
         self._work_left -= 1
-        self._is_busy = True
+        self._is_busy, self._requests = True, requests
         run = self._run(work)
         try:
             waits_for = run.send(None)
@@ -219,7 +222,10 @@ class BaseSession(ABC, Generic[Message]):
 
     def _fail(self, failure: BaseException) -> None:
         """Close after a bug, because the peer would wait for a reply that never comes."""
-        self._loop.call_exception_handler({"message": "a request failed", "exception": failure, "peer": self._link.peer})
+        context: dict[str, Any] = {"message": "a request failed", "exception": failure, "peer": self._link.peer}
+        if self._is_busy and self._requests:
+            context["request"] = shown(self._requests)
+        self._loop.call_exception_handler(context)
         self._inbox.clear()
         self._owed.clear()  # no reply is better than a wrong one
         self._flush()

@@ -1,4 +1,4 @@
-"""Columnar batch format, used in the journal, in segments and by every read.
+"""Columnar batch format, used in the journal, in segments and by every read. `encoding.py` writes it.
 
     0       4       8       12        14      16      20      24            32      36         40
     +-------+-------+-------+---------+-------+-------+-------+-------------+-------+----------+
@@ -37,19 +37,19 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import implementation as crc32c_implementation
 from google_crc32c import value as crc32c
 
-from headrace.columns import Column, blank_nulls, decode_headers, encode_headers, packed, slices
+from headrace.columns import Column, blank_nulls, decode_headers, slices
 from headrace.errors import CorruptData
-from headrace.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, KIB
-from headrace.records import NEVER, AnyBatch, ColumnBatch, Headers, Record, RecordBatch
+from headrace.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
+from headrace.records import NEVER, ColumnBatch, Headers, Record, RecordBatch
 from headrace.storage import zstd
-from headrace.storage.crypt import NONCE_BYTES, TAG_BYTES, Keyring
+from headrace.storage.crypt import Keyring
 
 CHECKSUMS_IN_C: Final = crc32c_implementation == "c"
 """False if the extension module of the library is missing; a checksum of one megabyte then takes a second."""
@@ -76,15 +76,7 @@ _BITS: Final = 0
 
 _HEADER = struct.Struct("<4sIIHHIIQIIqq12sI")
 assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
-_COVERED = struct.Struct("<IHHIIQIIqq12sI")
-assert _COVERED.size == HEADER_BYTES - 8, "the checksum covers the rest of the header"
 _U32 = struct.Struct("<I")
-_SINGLE = struct.Struct("<IHHIIQIIqq12sIII")
-assert _SINGLE.size == _COVERED.size + 8, "the covered part of the header, and the offsets array of one record"
-_NO_NONCE: Final = bytes(NONCE_BYTES)
-_PARTS_FROM_BYTES: Final = 64 * KIB
-"""From this size on, the parts of a batch are written separately: copying them costs more than a few entries of a write vector."""
-_PADDING: Final = [bytes(-size % ALIGN) for size in range(ALIGN)]
 
 
 @dataclass(slots=True)
@@ -467,185 +459,3 @@ def _layout(header: BatchHeader, body: memoryview) -> dict[int, tuple[int, int]]
         layout[flag] = (start, stop)
         start = end + -end % ALIGN
     return layout
-
-
-def encode(
-    log: int,
-    base_offset: int,
-    batch: AnyBatch,
-    *,
-    now: int,
-    compress: bool = False,
-    keyring: Keyring | None = None,
-    deltas: Sequence[int] | None = None,
-    span: int | None = None,
-) -> bytes:
-    """Encode one batch. `now` stamps a batch that has no timestamps. Compaction passes `deltas` and `span`, because it leaves gaps."""
-    return b"".join(build(log, base_offset, batch, now=now, compress=compress, keyring=keyring, deltas=deltas, span=span)[1])
-
-
-def build(
-    log: int,
-    base_offset: int,
-    batch: AnyBatch,
-    *,
-    now: int,
-    compress: bool = False,
-    keyring: Keyring | None = None,
-    deltas: Sequence[int] | None = None,
-    span: int | None = None,
-    referenced: bool = False,
-) -> Built:
-    """Encode one batch as parts, and return them with the parsed header."""
-    marked = REFERENCED if referenced else 0
-    count = len(batch.values)
-    assert count > 0, "a batch has at least one record"
-    columns: list[bytes] = []
-    if isinstance(batch, ColumnBatch):
-        flags, low, high = _put_buffers(columns, batch, now)
-    else:
-        if not (compress or keyring or deltas or batch.keys or batch.headers or batch.timestamps or batch.expiries):
-            try:
-                return build_plain(log, base_offset, batch.values, now, marked)  # type: ignore[arg-type]  # a tombstone raises TypeError
-            except TypeError:
-                pass
-        flags, low, high = _put_lists(columns, batch, now)
-    if deltas is not None:
-        flags |= OFFSETS
-        _put(columns, array("I", deltas).tobytes())
-    return seal_columns(log, base_offset, count, columns, flags | marked, (low, high), compress=compress, keyring=keyring, span=span)
-
-
-def seal_columns(
-    log: int,
-    base_offset: int,
-    count: int,
-    columns: list[bytes],
-    flags: int,
-    times: tuple[int, int],
-    *,
-    compress: bool,
-    keyring: Keyring | None,
-    span: int | None = None,
-) -> Built:
-    """Compress, encrypt and checksum the columns of one batch. `times` are its lowest and highest timestamp."""
-    raw_size = sum(map(len, columns))
-    if compress:
-        squeezed = zstd.compress(b"".join(columns))
-        if len(squeezed) < raw_size:
-            columns, flags = [squeezed], flags | COMPRESSED
-    nonce, size = _NO_NONCE, sum(map(len, columns))
-    if keyring is not None:
-        flags, nonce, size = flags | ENCRYPTED, keyring.next_nonce(), 4 + size + TAG_BYTES
-    padding = _PADDING[size % ALIGN]
-    size += HEADER_BYTES + len(padding)
-    assert size <= BATCH_BYTES_MAX
-    header = BatchHeader(0, size, flags, log, count, base_offset, count if span is None else span, raw_size, *times, nonce)
-    return header, _seal(header, [*columns, padding], keyring)
-
-
-def build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int, flags: int = 0) -> Built:
-    """Build a batch of values only. This is the fast path: a flush to a thousand partitions builds a thousand of these. A tombstone
-    raises `TypeError`."""
-    count = len(values)
-    if count == 1:
-        content = values[0]
-        length = len(content)
-        raw_size = 8 + length + -length % ALIGN
-        size = HEADER_BYTES + raw_size
-        if size < _PARTS_FROM_BYTES:
-            front = _SINGLE.pack(size, VERSION, flags, log, 1, base_offset, 1, raw_size, now, now, _NO_NONCE, 0, 0, length)
-            front = b"".join((front, content, _PADDING[length % ALIGN]))
-            crc = crc32c(front)
-            header = BatchHeader(crc, size, flags, log, 1, base_offset, 1, raw_size, now, now, _NO_NONCE)
-            return header, (b"".join((MAGIC, _U32.pack(crc), front)),)
-    content = b"".join(values)
-    padding = _PADDING[len(content) % ALIGN]
-    ends = array("I", accumulate(map(len, values), initial=0)).tobytes()
-    ends += _PADDING[len(ends) % ALIGN]
-    raw_size = len(ends) + len(content) + len(padding)
-    size = HEADER_BYTES + raw_size
-    assert size <= BATCH_BYTES_MAX
-    front = _COVERED.pack(size, VERSION, flags, log, count, base_offset, count, raw_size, now, now, _NO_NONCE, 0) + ends
-    parts: tuple[bytes, ...]
-    if size < _PARTS_FROM_BYTES:
-        front = b"".join((front, content, padding))
-        crc, parts = crc32c(front), ()
-    else:
-        crc, parts = crc32c_extend(crc32c_extend(crc32c(front), content), padding), (content, padding)
-    header = BatchHeader(crc, size, flags, log, count, base_offset, count, raw_size, now, now, _NO_NONCE)
-    return header, (MAGIC + _U32.pack(crc) + front, *parts)
-
-
-def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> tuple[bytes, ...]:
-    """Return the parts of the finished batch, and set the checksum in `header`."""
-    front = header.encode()[8:]
-    if keyring is not None:
-        *columns, padding = parts
-        sealed = keyring.seal(header.log, header.nonce, b"".join(columns), front)
-        parts = [_U32.pack(len(sealed)), sealed, padding]
-    crc = crc32c(front)
-    for part in parts:
-        crc = crc32c_extend(crc, part)
-    header.crc = crc
-    front = b"".join((MAGIC, _U32.pack(crc), front))
-    return (front, *parts) if header.size >= _PARTS_FROM_BYTES else (b"".join((front, *parts)),)
-
-
-def _put_lists(columns: list[bytes], batch: RecordBatch, now: int) -> tuple[int, int, int]:
-    """Append the columns of a batch. Returns flags, lowest and highest timestamp."""
-    flags = put_binary(columns, packed(batch.values), 0, VALUE_NULLS)
-    if batch.keys is not None:
-        flags |= put_binary(columns, packed(batch.keys), KEYS, KEY_NULLS)
-    if batch.headers is not None:
-        # Publishers often share one headers object among all records; it is encoded once.
-        blobs = {id_: encode_headers(pairs) if pairs else b"" for id_, pairs in {id(pairs): pairs for pairs in batch.headers}.items()}
-        flags |= put_binary(columns, packed([blobs[id(pairs)] for pairs in batch.headers]), HEADERS, 0)
-    low = high = now
-    if batch.timestamps is not None:
-        low, high = min(batch.timestamps), max(batch.timestamps)
-        if low != high:
-            flags |= TIMESTAMPS
-            columns.append(array("q", batch.timestamps).tobytes())
-    if batch.expiries is not None and any(batch.expiries):
-        flags |= EXPIRIES
-        columns.append(array("q", batch.expiries).tobytes())
-    return flags, low, high
-
-
-def _put_buffers(columns: list[bytes], batch: ColumnBatch, now: int) -> tuple[int, int, int]:
-    """Append the columns of a batch that has them already. The bytes are the same as those of `_put_lists`."""
-    flags = put_binary(columns, (batch.values.offsets, batch.values.data, batch.values.validity), 0, VALUE_NULLS)
-    if batch.keys is not None:
-        flags |= put_binary(columns, (batch.keys.offsets, batch.keys.data, batch.keys.validity), KEYS, KEY_NULLS)
-    if batch.headers is not None:
-        flags |= put_binary(columns, (batch.headers.offsets, batch.headers.data, None), HEADERS, 0)
-    low = high = now
-    if batch.timestamps is not None:
-        low, high = batch.oldest, batch.newest
-        if low != high:
-            flags |= TIMESTAMPS
-            columns.append(batch.timestamps.tobytes())
-    if batch.expiries is not None:
-        expiries = batch.expiries.tobytes()
-        if expiries != bytes(len(expiries)):
-            flags |= EXPIRIES
-            columns.append(expiries)
-    return flags, low, high
-
-
-def _put(columns: list[bytes], data: bytes) -> None:
-    columns.append(data)
-    if len(data) % ALIGN:
-        columns.append(_PADDING[len(data) % ALIGN])
-
-
-def put_binary(columns: list[bytes], column: tuple[bytes, bytes, bytes | None], flag: int, nulls: int) -> int:
-    """Append an offsets array, its data and its validity bits, if any. Returns the flags."""
-    offsets, data, validity = column
-    _put(columns, offsets)
-    _put(columns, data)
-    if validity is None:
-        return flag
-    _put(columns, validity)
-    return flag | nulls

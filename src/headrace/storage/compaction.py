@@ -13,8 +13,9 @@ from typing import Final
 
 from headrace.limits import BATCH_BYTES_TARGET
 from headrace.records import NEVER, Record, RecordBatch
-from headrace.storage.batch import Built, StoredBatch, build
+from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
+from headrace.storage.encoding import build
 from headrace.storage.files import Files
 from headrace.storage.partition import Partition
 from headrace.storage.segment import HEADER_BYTES, TEMPORARY_SUFFIX, Damaged, Segment, index_path, log_directory

@@ -26,10 +26,9 @@ from headrace.storage.batch import (
     BatchHeader,
     Built,
     StoredBatch,
-    put_binary,
-    seal_columns,
 )
 from headrace.storage.crypt import Keyring
+from headrace.storage.encoding import put_binary, seal_columns
 
 _JOINED_MIN: Final = 8
 """A batch is joined if so many of its size fit into a joined one. The header is a small part of a larger batch."""

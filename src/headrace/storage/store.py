@@ -25,9 +25,10 @@ from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
 from headrace.histogram import BYTES, Histogram
 from headrace.limits import BATCH_BYTES_TARGET, LARGE_APPEND_BYTES, MIB, OPENED_BATCHES_BYTES_MAX
 from headrace.records import Ack, AnyBatch, Appended, AppendedEach, Bounds, ColumnBatch, RecordBatch
-from headrace.storage.batch import Built, StoredBatch, build, build_plain
+from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.batching import chunked, fits_one, plain_values
 from headrace.storage.crypt import Keyring
+from headrace.storage.encoding import build, build_plain
 from headrace.storage.files import DISK_FULL_ERRNOS, Files, is_exhausted
 from headrace.storage.health import Health
 from headrace.storage.journal import Journal, SyncFailed

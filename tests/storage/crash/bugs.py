@@ -16,8 +16,9 @@ from google_crc32c import value as crc32c
 from headrace.errors import CorruptData, DiskFull
 from headrace.records import Ack
 from headrace.storage import compaction, joining, journal, maintenance, recovery, segment, store
-from headrace.storage.batch import EXPIRIES, KEYS, TIMESTAMPS, Built, StoredBatch, build, seal_columns
+from headrace.storage.batch import EXPIRIES, KEYS, TIMESTAMPS, Built, StoredBatch
 from headrace.storage.crypt import Keyring
+from headrace.storage.encoding import build, seal_columns
 from headrace.storage.journal import Frame, Journal, Reference, SyncFailed
 from headrace.storage.large import LargeAppends
 from headrace.storage.maintenance import SPARE_JOURNALS, Maintenance

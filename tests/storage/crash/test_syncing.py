@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from headrace.records import RecordBatch
-from headrace.storage.batch import build
+from headrace.storage.encoding import build
 from headrace.storage.journal import Journal, JournalStart, SyncFailed, read_journal
 from tests.storage_faults.power_cut import barest
 from tests.storage_faults.simulated import Fault, SimulatedFile, SimulatedFiles

@@ -5,9 +5,9 @@ objects. In an *ordered* group every partition has one owner: when members come 
 begins when its predecessor has settled what it holds, or after `HANDOVER_MS`. A member that does not settle in time, or does not ask for
 the records that wait in its partitions, is *stalled*: its partitions belong to the others until it settles or asks again.
 
-`GroupConsumer` watches the partitions, redelivers overdue records, moves records without attempts left to the dead letters, and commits
-the group's progress in the background: the lowest unsettled offset of each partition, many steps in one commit. The committed offset is
-the truth: when anyone else commits another one, the group continues there.
+`GroupConsumer` watches the partitions and redelivers overdue records. `background.py` moves records without attempts left to the dead
+letters, and commits the group's progress. The committed offset is the truth: when anyone else commits another one, the group continues
+there.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
-from headrace.broker.dead_letters.dead_letters import DeadLetter, DeadLetters
+from headrace.broker.groups.background import DeadLetterMoves, GroupContext, ProgressCommits
 from headrace.broker.groups.membership import PATIENCE_MS, Mode, assign
-from headrace.broker.groups.offsets import Groups
 from headrace.broker.groups.progress import Entry, MemberState, PartitionProgress, Row, State, rows_of
 from headrace.broker.groups.taking import Taking
 from headrace.broker.health import supervise
 from headrace.broker.reading.batches import STEP_RECORDS_MAX, unexpired
 from headrace.broker.reading.waits import Wait
-from headrace.broker.settings import Clock, Later, Timer
-from headrace.engine.contract import Batch, Engine
+from headrace.broker.settings import Timer
+from headrace.engine.contract import Batch
 from headrace.errors import BrokerError, OffsetOutOfRange
 
 HANDOVER_MS: Final = 500
@@ -37,21 +35,6 @@ SILENCE_MS: Final = 30_000
 _BUFFER_BYTES: Final = 256 * 1024
 _REREAD_BYTES: Final = 64 * 1024
 """A redelivery reads a little more than one record, because adjacent records are often redelivered together."""
-_RETRY_SECONDS: Final = 1.0
-"""Pause after a failed commit or dead-letter append. Unsettled records keep their state, so a retry loses nothing."""
-_MOVES_AT_ONCE: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class GroupContext:
-    """Parts of the broker that every `GroupConsumer` needs."""
-
-    engine: Engine
-    groups: Groups
-    dead_letters: DeadLetters
-    clock: Clock
-    later: Later
-    commit_ms: int
 
 
 class GroupConsumer:
@@ -82,11 +65,8 @@ class GroupConsumer:
         self._unwatch: list[Callable[[], None]] = []
         self._timer: Timer | None = None
         self._timer_at = 0
-        self._commit_timer: Timer | None = None
-        self._commit_lock = asyncio.Lock()
-        self._dead: list[Entry] = []
-        self._moving_dead: asyncio.Task[None] | None = None
-        self._retry_timer: Timer | None = None
+        self._commits = ProgressCommits(context, group, topic, self.partitions, self._spawn)
+        self._dead = DeadLetterMoves(context, topic, self._bodies, self.settle, self._spawn)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -108,7 +88,7 @@ class GroupConsumer:
         self._locks[partition] = asyncio.Lock()
         self._unwatch.append(self._context.engine.watch(self.topic, partition, self._grown))
         # Commit the first position too: a consumer that stops before its first ack must resume at the same place.
-        self._progressed()
+        self._commits.soon()
         self.rebalance()
 
     def join(self, member: MemberState) -> None:
@@ -133,12 +113,11 @@ class GroupConsumer:
         return self._spawn(self._finish())
 
     async def _finish(self) -> None:
-        if self._moving_dead is not None:
-            await asyncio.wait([self._moving_dead])
+        await self._dead.finish()
         try:
             await self.commit()
         except BrokerError:
-            self._commit_within(_RETRY_SECONDS)
+            self._commits.retry()
         if not self.members and not self._is_over:
             self._idle(self)
 
@@ -169,9 +148,10 @@ class GroupConsumer:
         for stop in self._unwatch:
             stop()
         self._unwatch.clear()
-        for timer in (self._timer, self._commit_timer, self._retry_timer):
-            if timer is not None:
-                timer.cancel()
+        self._commits.stop()
+        self._dead.stop()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def wake(self) -> None:
         """Wake the waiting members: there may be records to take."""
@@ -292,7 +272,7 @@ class GroupConsumer:
         if not due:
             return
         try:
-            rows = await self._bodies(progress, due)
+            rows = await self._bodies(progress.partition, due)
             now = self._context.clock()
             if not self._may_take(taking.member, progress):
                 return  # the partition has moved to another member meanwhile
@@ -339,7 +319,7 @@ class GroupConsumer:
                     entry = self._deliver_new(progress, batch.first_offset, batch, member, now)
                     taking.add_chunk(entry, batch, living)
                 else:
-                    self._progressed()
+                    self._commits.soon()
                 continue
             if is_range:
                 taking.add_chunk(self._deliver_range(progress, batch, member, now), batch, [batch])
@@ -347,7 +327,7 @@ class GroupConsumer:
                 continue
             for row in rows_of(batch):
                 if row.is_expired(now):
-                    self._progressed()
+                    self._commits.soon()
                 else:
                     taking.add(self._deliver_new(progress, row.offset, None, member, now), row)
                     room -= 1
@@ -380,18 +360,18 @@ class GroupConsumer:
                 # An empty read below the end means that compaction removed these records.
                 living = unexpired(batches, self._context.clock())
                 progress.add_buffered(living, batches[-1].next_offset if batches else end)
-            self._progressed()
+            self._commits.soon()
             if not progress.buffered:
                 await asyncio.sleep(0)  # there may be millions of expired records
 
-    async def _bodies(self, progress: PartitionProgress, entries: Iterable[Entry]) -> dict[int, Row]:
+    async def _bodies(self, partition: int, entries: Iterable[Entry]) -> dict[int, Row]:
         """Read the records of these entries again. Records removed by retention or compaction are missing."""
         rows: dict[int, Row] = {}
         for offset in sorted(entry.offset for entry in entries):
             if offset in rows:
                 continue
             try:
-                batches = await self._context.engine.read(self.topic, progress.partition, offset, bytes_max=_REREAD_BYTES)
+                batches = await self._context.engine.read(self.topic, partition, offset, bytes_max=_REREAD_BYTES)
             except OffsetOutOfRange:
                 continue
             for batch in batches:
@@ -463,7 +443,7 @@ class GroupConsumer:
 
     def _has_settled(self, entry: Entry, *, was_short: bool) -> None:
         member, progress = entry.holder, entry.progress
-        self._progressed()
+        self._commits.soon()
         if was_short:
             self.wake()
         else:
@@ -539,8 +519,7 @@ class GroupConsumer:
 
     def _give_up(self, entry: Entry, reason: str) -> None:
         entry.progress.mark_dead(entry, reason)
-        self._dead.append(entry)
-        self._start_moving_dead()
+        self._dead.add(entry)
 
     def moved(self, partition: int, offset: int) -> None:
         """Continue at an offset that was committed by another than this consumer: what is below it is settled, the rest is not."""
@@ -560,7 +539,7 @@ class GroupConsumer:
             progress.rewind(offset)
         else:
             progress.skip_to(offset)
-        self._progressed()
+        self._commits.soon()
         self.wake()
 
     # One timer for the next time-out, redelivery or handover. It may fire for a record settled since; then it is set again.
@@ -595,79 +574,9 @@ class GroupConsumer:
         if (soonest := min((time for time in times if time > now), default=None)) is not None:
             self._set_timer(soonest)
 
-    # Dead letters
-
-    def _start_moving_dead(self) -> None:
-        if self._moving_dead is None and self._retry_timer is None and not self._is_over:
-            self._moving_dead = self._spawn(self._move_all_dead())
-
-    async def _move_all_dead(self) -> None:
-        try:
-            while self._dead and not self._is_over:
-                await self._move_dead(self._dead[:_MOVES_AT_ONCE])
-        except Exception as failure:
-            if not self._is_over:
-                self._retry_timer = self._context.later(_RETRY_SECONDS, self._retry_moving)
-            if not isinstance(failure, BrokerError):
-                raise
-        finally:
-            self._moving_dead = None
-
-    def _retry_moving(self) -> None:
-        self._retry_timer = None
-        self._start_moving_dead()
-
-    async def _move_dead(self, dead: Sequence[Entry]) -> None:
-        letters: list[DeadLetter] = []
-        for partition in sorted({entry.progress.partition for entry in dead}):
-            mine = [entry for entry in dead if entry.progress.partition == partition]
-            rows = await self._bodies(self.partitions[partition], mine)
-            letters += (_letter(entry, rows[entry.offset]) for entry in mine if entry.offset in rows)
-        if letters:
-            await self._context.dead_letters.append(self.topic, letters)
-        del self._dead[: len(dead)]
-        for entry in dead:
-            if entry.state is State.DEAD:
-                self.settle(entry)
-
-    # Committing
-
-    def _progressed(self) -> None:
-        self._commit_within(self._context.commit_ms / 1000)
-
-    def _commit_within(self, seconds: float) -> None:
-        if self._commit_timer is None and not self._is_over:
-            self._commit_timer = self._context.later(seconds, self._commit_in_background)
-
-    def _commit_in_background(self) -> None:
-        self._commit_timer = None
-        self._spawn(self._try_commit())
-
-    async def _try_commit(self) -> None:
-        try:
-            await self.commit()
-        except Exception as failure:
-            self._commit_within(_RETRY_SECONDS)
-            if not isinstance(failure, BrokerError):
-                raise
-
     async def commit(self) -> None:
         """Commit everything settled so far."""
-        async with self._commit_lock:
-            behind = {progress: progress.floor for progress in self.partitions.values() if progress.floor != progress.committed}
-            if not behind or self._is_over:
-                return
-            groups = self._context.groups
-            commits = groups.commits(self.group, {(self.topic, progress.partition): floor for progress, floor in behind.items()})
-            for progress, floor in behind.items():
-                progress.committing = floor
-            try:
-                await groups.put(commits)
-                for progress, floor in behind.items():
-                    progress.committed = floor
-            finally:
-                for progress in behind:
-                    progress.committing = None
+        await self._commits.commit()
 
 
 def _consecutive(ids: Sequence[int], at: int, count_max: int) -> int:
@@ -676,7 +585,3 @@ def _consecutive(ids: Sequence[int], at: int, count_max: int) -> int:
     if list(ids[at : at + count]) == list(range(first, first + count)):
         return count
     return next(step for step in range(1, count) if ids[at + step] != first + step)
-
-
-def _letter(entry: Entry, row: Row) -> DeadLetter:
-    return DeadLetter(row, entry.progress.partition, entry.attempt, entry.reason, entry.first_failure, entry.last_failure)

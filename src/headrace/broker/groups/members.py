@@ -16,7 +16,8 @@ from typing import Final, Literal, TypeAlias
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.dead_letters.dead_letters import dead_letter_topic
-from headrace.broker.groups.consumer import GroupConsumer, GroupContext
+from headrace.broker.groups.background import GroupContext
+from headrace.broker.groups.consumer import GroupConsumer
 from headrace.broker.groups.membership import Identity, Mode
 from headrace.broker.groups.progress import Entry, MemberState, PartitionProgress, Row, SettlementPolicy, rows_of
 from headrace.broker.groups.taking import Taking

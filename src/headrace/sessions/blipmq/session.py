@@ -10,7 +10,7 @@ them; and a POLL, so that a client reads its own writes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final, TypeAlias
 
@@ -32,6 +32,7 @@ from headrace.sessions.blipmq.errors import NackReason
 from headrace.sessions.blipmq.subscriptions import QOS_0_HEADERS, Subscription, Subscriptions
 from headrace.sessions.chunks import publish_in_chunks
 from headrace.sessions.contract import Link
+from headrace.sessions.request_ids import log_refused
 from headrace.sessions.session import BaseSession
 from headrace.wire.blipmq import (
     PROTOCOL_VERSION,
@@ -85,7 +86,8 @@ class BlipMqSession(BaseSession[Message]):
             self._subscriptions.release(subscription)
         self._held.clear()
 
-    def _nack(self, cids: Iterable[int], reason_of: NackReason) -> None:
+    def _nack(self, cids: Sequence[int], reason_of: NackReason) -> None:
+        log_refused("blipmq", self._link.peer, reason_of.text, cids)
         self._reply(encoder.nacks(cids, reason_of.code, reason_of.text))
 
     # Requests.
@@ -107,7 +109,7 @@ class BlipMqSession(BaseSession[Message]):
             case PollBatch():
                 self._poll(message, who)
             case Subscribe():
-                self._start(self._subscribe(message, who))
+                self._start(self._subscribe(message, who), (message.cid,))
             case Hello(cid):
                 self._nack((cid,), errors.HELLO_REPEATED)
             case Auth(cid) | Malformed(FrameType.AUTH, cid):
@@ -172,7 +174,7 @@ class BlipMqSession(BaseSession[Message]):
             published = self._broker.publish(who, batch.topic, RecordBatch(batch.values, headers=headers), partition=PARTITION)
         except (UnknownTopic, SchemaCheckPending) as error:
             if may_create:
-                self._start(self._publish_to_new_topic(batch, who))
+                self._start(self._publish_to_new_topic(batch, who), batch.cids)
             else:
                 self._reply(self._publish_nacks(batch, error))
         except InvalidRecord:
@@ -196,7 +198,7 @@ class BlipMqSession(BaseSession[Message]):
 
     def _publish_nacks(self, batch: PublishBatch, error: BrokerError) -> bytes:
         self._broker.meters.refuse("blipmq", error.code)
-        return _publish_nacks(batch, error)
+        return self._publish_nacks_of(batch, error)
 
     def _reason(self, error: BrokerError) -> NackReason:
         self._broker.meters.refuse("blipmq", error.code)
@@ -215,7 +217,19 @@ class BlipMqSession(BaseSession[Message]):
         """Reserve the place of the batch's reply."""
         size_bytes = sum(map(len, batch.values))
         batch.values = []  # the reply needs only the ids
-        self._owe(published, size_bytes, partial(_publish_reply, batch, published))
+        self._owe(published, size_bytes, partial(self._publish_reply, batch, published))
+
+    def _publish_reply(self, batch: PublishBatch, published: asyncio.Future[Published]) -> bytes:
+        error = published.exception()
+        return self._publish_nacks_of(batch, error) if isinstance(error, BrokerError) else b""
+
+    def _publish_nacks_of(self, batch: PublishBatch, error: BrokerError) -> bytes:
+        """Return a NACK for each record. A QoS 0 record is dropped without a NACK if the broker fails."""
+        reason_of = errors.publish_reason_of(error)
+        log_refused("blipmq", self._link.peer, reason_of.text, batch.cids)
+        if batch.qos == 0 and reason_of.code == 500:
+            return b""
+        return encoder.nacks(batch.cids, reason_of.code, reason_of.text)
 
     async def _subscribe(self, message: Subscribe, who: Principal) -> None:
         if not message.topic:
@@ -262,7 +276,7 @@ class BlipMqSession(BaseSession[Message]):
         if isinstance(subscription, NackReason):
             self._nack_poll(batch.cids, subscription)
         else:
-            self._start(self._deliver(batch, subscription))
+            self._start(self._deliver(batch, subscription), batch.cids)
 
     def _nack_poll(self, cids: list[int], reason_of: NackReason) -> None:
         if reason_of is not errors.UNKNOWN_SUBSCRIPTION or not self._settings.compat_silent_poll:
@@ -290,16 +304,3 @@ class BlipMqSession(BaseSession[Message]):
                 self._reply(encoder.publishes(0 if delivery.tags is None else 1, subscription.topic, cids, delivery.values))
                 answered += count
             self._flush()
-
-
-def _publish_reply(batch: PublishBatch, published: asyncio.Future[Published]) -> bytes:
-    error = published.exception()
-    return _publish_nacks(batch, error) if isinstance(error, BrokerError) else b""
-
-
-def _publish_nacks(batch: PublishBatch, error: BrokerError) -> bytes:
-    """Return a NACK for each record. A QoS 0 record is dropped without a NACK if the broker fails."""
-    reason_of = errors.publish_reason_of(error)
-    if batch.qos == 0 and reason_of.code == 500:
-        return b""
-    return encoder.nacks(batch.cids, reason_of.code, reason_of.text)

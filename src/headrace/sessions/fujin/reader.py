@@ -32,6 +32,7 @@ from headrace.errors import BrokerError
 from headrace.sessions.contract import StreamedLink
 from headrace.sessions.fujin.errors import INVALID_READER_TYPE, NO_FETCH_COUNT, NOT_SUPPORTED, READER_NOT_FOUND, UNKNOWN_MESSAGE, text
 from headrace.sessions.fujin.settings import FujinSettings, ReaderConnector
+from headrace.sessions.request_ids import log_refused
 from headrace.wire.fujin import ConnectReader, Fetch, ReaderKind, Reply, Request, Settle, encode
 
 _ID: Final = struct.Struct(">IQQ")
@@ -124,6 +125,10 @@ class Reader:
         self._broker.meters.refuse("fujin", error.code)
         return text(error, READER_NOT_FOUND)
 
+    def _refuse(self, reply: Reply, cid: bytes, error: str) -> None:
+        log_refused("fujin", self._link.peer, error, [cid])
+        self._link.send(encode.answered(reply, cid, error))
+
     def start(self) -> None:
         """Start pushing, if the client wants that. The client knows that it is connected."""
         if self._kind is ReaderKind.PUSH:
@@ -134,9 +139,9 @@ class Reader:
         if isinstance(message, Settle):
             self._settle(message)
         elif self._kind is not ReaderKind.PULL:
-            self._link.send(encode.answered(Reply.FETCH, message.cid, INVALID_READER_TYPE))
+            self._refuse(Reply.FETCH, message.cid, INVALID_READER_TYPE)
         elif message.count == 0:
-            self._link.send(encode.answered(Reply.FETCH, message.cid, NO_FETCH_COUNT))
+            self._refuse(Reply.FETCH, message.cid, NO_FETCH_COUNT)
         else:
             self._fetches.append(message)
             if len(self._fetches) > limits.FUJIN_FETCHES_MAX and not self._paused_for_fetches:
@@ -264,7 +269,7 @@ class Reader:
         try:
             found = None if self._is_stopped else await self._take(count)
         except BrokerError as error:
-            self._link.send(encode.answered(Reply.FETCH, message.cid, self._text(error)))
+            self._refuse(Reply.FETCH, message.cid, self._text(error))
             return
         if found is None:
             self._link.send(encode.fetched(message.cid, None if self._auto_commit else [], []))
@@ -326,7 +331,7 @@ class Reader:
     def _settle(self, message: Settle) -> None:
         reply = Reply.ACK if message.request is Request.ACK else Reply.NACK
         if self._auto_commit:
-            self._link.send(encode.answered(reply, message.cid, NOT_SUPPORTED))
+            self._refuse(reply, message.cid, NOT_SUPPORTED)
             return
         errors: list[str | None] = [UNKNOWN_MESSAGE] * len(message.ids)
         for source in self._sources:

@@ -19,6 +19,7 @@ from headrace.sessions.contract import StreamedLink
 from headrace.sessions.fujin.reader import Reader
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.sessions.fujin.writer import Writer, WriterIds
+from headrace.sessions.request_ids import log_refused
 from headrace.sessions.session import BaseSession
 from headrace.wire.fujin import (
     ClientMessage,
@@ -119,12 +120,14 @@ class FujinSession(BaseSession[ClientMessage]):
                 assert isinstance(self._role, Writer), "the decoder knows the role"
                 work = self._role.handle(message)
                 if work is not None:
-                    self._start(work)
+                    self._start(work, message.cids if isinstance(message, WriteBatch) else (message.cid,))
             case Fetch() | Settle():
                 if isinstance(self._role, Reader):
                     self._role.handle(message)
             case ConnectWriter(id):
-                self._role = Writer(self._broker, self._who, self._settings, self._ids, id, reply=self._reply, owe=self._owe)
+                self._role = Writer(
+                    self._broker, self._who, self._settings, self._ids, id, peer=self._link.peer, reply=self._reply, owe=self._owe
+                )
                 self._last_frame = encode.DISCONNECT
             case ConnectReader():
                 self._start(self._connect_reader(message))
@@ -164,6 +167,7 @@ class FujinSession(BaseSession[ClientMessage]):
         if message.reply is Reply.READER:
             self._link.send(encode.reader_connected(message.text))
         else:
+            log_refused("fujin", self._link.peer, message.text, [message.cid])
             self._link.send(encode.answered(message.reply, message.cid, message.text))
         if message.is_fatal:
             self._end(f"refused: {message.text}")

@@ -24,6 +24,7 @@ from headrace.records import RecordBatch
 from headrace.sessions.chunks import publish_in_chunks
 from headrace.sessions.fujin.errors import FENCED, INVALID_TX_STATE, WRITER_NOT_FOUND, text
 from headrace.sessions.fujin.settings import FujinSettings
+from headrace.sessions.request_ids import log_refused
 from headrace.sessions.session import RECORD_OVERHEAD_BYTES, Encode, Work
 from headrace.wire.fujin import Reply, Request, Transact, WriteBatch, encode
 
@@ -69,11 +70,12 @@ class Writer:
         ids: WriterIds,
         id: int | bytes | None,
         *,
+        peer: str,
         reply: Callable[[bytes], None],
         owe: Owe,
     ) -> None:
         self._broker, self._who, self._settings = broker, who, settings
-        self._reply, self._owe = reply, owe
+        self._peer, self._reply, self._owe = peer, reply, owe
         self._transaction: Transaction | None = None
         self._committing: asyncio.Future[None] | None = None
         self._is_fenced = False
@@ -145,9 +147,18 @@ class Writer:
     def _await(self, batch: WriteBatch, published: asyncio.Future[Published]) -> None:
         """Reply when the result is there. Only the cids are kept, not the values."""
         size_bytes = sum(map(len, batch.values)) + RECORD_OVERHEAD_BYTES * len(batch.values)
-        self._owe(published, size_bytes, partial(_written, batch.cids, published))
+        self._owe(published, size_bytes, partial(self._written, batch.cids, published))
+
+    def _written(self, cids: list[bytes], published: asyncio.Future[Published]) -> bytes:
+        failure = published.exception()
+        if not isinstance(failure, BrokerError):
+            return encode.written(cids)
+        error = text(failure, WRITER_NOT_FOUND)
+        log_refused("fujin", self._peer, error, cids)
+        return encode.write_failed(cids, error)
 
     def _refuse(self, batch: WriteBatch, error: str) -> None:
+        log_refused("fujin", self._peer, error, batch.cids)
         self._reply(encode.write_failed(batch.cids, error))
 
     # Transactions.
@@ -218,14 +229,11 @@ class Writer:
             committing.set_result(None)
 
     def _answer(self, message: Transact, error: str | None = None) -> None:
+        if error is not None:
+            log_refused("fujin", self._peer, error, [message.cid])
         self._reply(encode.answered(_REPLIES[message.request], message.cid, error))
 
     def _abort(self) -> None:
         if self._transaction is not None:
             self._transaction.abort()
             self._transaction = None
-
-
-def _written(cids: list[bytes], published: asyncio.Future[Published]) -> bytes:
-    failure = published.exception()
-    return encode.write_failed(cids, text(failure, WRITER_NOT_FOUND)) if isinstance(failure, BrokerError) else encode.written(cids)
