@@ -40,8 +40,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Start one Kafka node; tests use their own topics and prefixes."""
-    with Cluster(tmp_path_factory.mktemp("kafka")) as running:
+    """Start one Kafka node, with a second listener that wants TLS and SASL; tests use their own topics and prefixes."""
+    from tests.kafka import secured  # it loads Kafka's client
+
+    folder = tmp_path_factory.mktemp("kafka")
+    with Cluster(folder, secured=secured.listener(folder / "certificates")) as running:
         yield running
 
 

@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
 from aiokafka.partitioner import DefaultPartitioner
+from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.structs import OffsetAndMetadata
 
 from headrace.broker import Broker, Principal
 from headrace.broker.publishing.partitioner import hashes
-from headrace.engine.contract import Bounds, HealthState, Placement, TopicConfig, Write, known
+from headrace.engine.contract import Ack, Bounds, HealthState, Placement, TopicConfig, Write, known
 from headrace.engine.kafka.cluster import Cluster as Connection
 from headrace.engine.kafka.engine import KafkaEngine
 from headrace.engine.kafka.producer import Producer
@@ -321,3 +323,39 @@ async def test_requests_are_counted_by_kind(place: Place) -> None:
     await engine.append([Write("t", 0, RecordBatch([b"a"]))])
     assert engine.counters.requests["produce"] == 1
     assert engine.counters.requests["list_offsets"] > 0
+
+
+@pytest.mark.parametrize(("ack", "required"), [(Ack.DURABLE, -1), (Ack.WRITTEN, 1), (Ack.NONE, 0)])
+async def test_a_topic_is_written_with_the_acknowledgement_it_asks_for(
+    place: Place, engine: KafkaEngine, monkeypatch: pytest.MonkeyPatch, ack: Ack, required: int
+) -> None:
+    produced = list[int]()
+    send = AIOKafkaClient.send
+
+    async def recorded(client: AIOKafkaClient, node: int, request: object, **options: object) -> object:
+        if isinstance(request, ProduceRequest):
+            produced.append(request.required_acks)
+        return await send(client, node, request, **options)
+
+    await engine.create_topic("t", 2, TopicConfig(ack=ack))
+    monkeypatch.setattr(AIOKafkaClient, "send", recorded)
+    weak = place.engine()  # it reads the setting from Kafka
+    await weak.open()
+    await weak.append([Write("t", 0, RecordBatch([b"%d" % number])) for number in range(3)])
+    await asyncio.gather(*(weak.append([Write("t", 0, RecordBatch([b"%d" % number]))]) for number in range(3, 10)))
+    assert set(produced) == {required}
+    assert [value for _, value, _ in await read(place, "t", 10)] == [b"%d" % number for number in range(10)]
+    produced.clear()
+    await weak.append([Write("t", 0, RecordBatch([b"a"])), Write("t", 1, RecordBatch([b"b"]))])
+    assert set(produced) == {-1}, "a transaction"
+
+
+async def test_what_is_sent_without_an_acknowledgement_reaches_readers_that_wait(place: Place, engine: KafkaEngine) -> None:
+    await engine.create_topic("t", 1, TopicConfig(ack=Ack.NONE))
+    woken = asyncio.Event()
+    stop = engine.watch("t", 0, woken.set)
+    [receipt] = await engine.append([Write("t", 0, RecordBatch([b"a", b"b"]))])
+    assert (receipt.base_offset, receipt.count) == (0, 2)
+    await until(lambda: engine.bounds("t", 0) == Bounds(0, 2))
+    stop()
+    assert woken.is_set() and await values(engine, "t") == [b"a", b"b"]

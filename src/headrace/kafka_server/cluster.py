@@ -62,8 +62,9 @@ class KafkaFailed(Exception):
 class Node:
     """One Kafka process. `start` after `kill` continues with the same ports and data."""
 
-    def __init__(self, number: int, folder: Path, port: int, controller_port: int, command: Sequence[str]) -> None:
-        self.number, self.folder, self.port, self.controller_port = number, folder, port, controller_port
+    def __init__(self, number: int, folder: Path, ports: Sequence[int], command: Sequence[str]) -> None:
+        self.number, self.folder = number, folder
+        self.port, self.controller_port, self.secured_port = ports
         self.log = folder / "log"
         self.process: subprocess.Popen[bytes] | None = None
         self._command = [*command, str(folder / "server.properties")]
@@ -71,6 +72,11 @@ class Node:
     @property
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def secured_address(self) -> str:
+        """Address of the listener with TLS and SASL, if the cluster has one."""
+        return f"127.0.0.1:{self.secured_port}"
 
     def start(self) -> None:
         """Start the process. `Cluster.wait` waits until it serves requests."""
@@ -132,16 +138,26 @@ class Node:
 
 
 class Cluster:
-    """`count` nodes below `folder`; with three, a topic has three replicas and an acknowledgement needs two of them."""
+    """`count` nodes below `folder`; with three, a topic has three replicas and an acknowledgement needs two of them.
 
-    def __init__(self, folder: Path, count: int = 1, settings: Mapping[str, str] | None = None) -> None:
+    With `secured`, each node has one more listener, for clients with TLS and SASL. Its settings (certificates, mechanisms, users) are given
+    without the prefix `listener.name.secured.`
+    """
+
+    def __init__(
+        self, folder: Path, count: int = 1, settings: Mapping[str, str] | None = None, *, secured: Mapping[str, str] | None = None
+    ) -> None:
         libraries = jars.resolved(jars.KAFKA)
         command = _command(libraries, f"-XX:SharedArchiveFile={_class_archive(libraries)}", "-Xlog:disable")
-        self.nodes = _nodes(folder, count, settings or {}, command)
+        self.nodes = _nodes(folder, count, settings or {}, command, secured)
 
     @property
     def bootstrap(self) -> str:
         return ",".join(node.address for node in self.nodes)
+
+    @property
+    def secured_bootstrap(self) -> str:
+        return ",".join(node.secured_address for node in self.nodes)
 
     def start(self) -> None:
         """Start all nodes and wait until each reports all of them."""
@@ -191,9 +207,11 @@ def _wait(nodes: Sequence[Node], seconds: float) -> None:
             time.sleep(POLL_SECONDS)
 
 
-def _nodes(folder: Path, count: int, settings: Mapping[str, str], command: Sequence[str]) -> list[Node]:
-    ports = free_ports(2 * count)
-    nodes = [Node(1 + index, folder / f"kafka-{1 + index}", ports[2 * index], ports[2 * index + 1], command) for index in range(count)]
+def _nodes(
+    folder: Path, count: int, settings: Mapping[str, str], command: Sequence[str], secured: Mapping[str, str] | None = None
+) -> list[Node]:
+    ports = free_ports(3 * count)
+    nodes = [Node(1 + index, folder / f"kafka-{1 + index}", ports[3 * index : 3 * index + 3], command) for index in range(count)]
     voters = ",".join(f"{node.number}@127.0.0.1:{node.controller_port}" for node in nodes)
     cluster_id = _random_id()
     for node in nodes:
@@ -204,7 +222,10 @@ def _nodes(folder: Path, count: int, settings: Mapping[str, str], command: Seque
             logs / "meta.properties",
             {"version": "1", "cluster.id": cluster_id, "node.id": str(node.number), "directory.id": _random_id()},
         )
-        _write(node.folder / "server.properties", {**_properties(node, voters, min(3, count)), **settings})
+        properties = _properties(node, voters, min(3, count))
+        if secured is not None:
+            _secure(properties, node, secured)
+        _write(node.folder / "server.properties", {**properties, **settings})
     return nodes
 
 
@@ -229,6 +250,14 @@ def _properties(node: Node, voters: str, replicas: int) -> dict[str, str]:
         "share.coordinator.state.topic.replication.factor": str(replicas),
         "share.coordinator.state.topic.min.isr": enough,
     }
+
+
+def _secure(properties: dict[str, str], node: Node, secured: Mapping[str, str]) -> None:
+    """Add the listener with TLS and SASL."""
+    for name in ("listeners", "advertised.listeners"):
+        properties[name] += f",SECURED://{node.secured_address}"
+    properties["listener.security.protocol.map"] += ",SECURED:SASL_SSL"
+    properties.update({f"listener.name.secured.{name}": value for name, value in secured.items()})
 
 
 def _write(path: Path, properties: Mapping[str, str]) -> None:

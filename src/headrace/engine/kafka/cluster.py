@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import create_conn
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
@@ -122,7 +124,24 @@ class Cluster:
             await self._follower.bootstrap()
         except (kafka_errors.KafkaError, OSError) as failure:
             await self.close()
-            raise Unavailable(f"Kafka at {self._settings.bootstrap} does not answer: {_text(failure)}") from None
+            raise Unavailable(await self._connection_failure(failure)) from None
+
+    async def _connection_failure(self, failure: Exception) -> str:
+        """Return why no connection succeeds. The library logs the reason and raises an error without it, so this connects once more."""
+        arguments = {name: value for name, value in self.arguments.items() if name != "bootstrap_servers"}
+        for address in self._settings.bootstrap.split(","):
+            host, _, port = address.rpartition(":")
+            try:
+                (await create_conn(host, int(port), **arguments)).close()
+            except (kafka_errors.SaslAuthenticationFailed, kafka_errors.UnsupportedSaslMechanismError) as refused:
+                return f"Kafka at {address} refuses the login; check kafka.sasl, kafka.user and kafka.password: {_text(refused)}"
+            except ssl.SSLCertVerificationError as refused:
+                return f"Kafka at {address} has a certificate that is not trusted; check kafka.tls_ca: {refused.verify_message}"
+            except ssl.SSLError as refused:
+                return f"Kafka at {address} accepts no TLS connection; check kafka.tls and kafka.tls_certificate: {_text(refused)}"
+            except (kafka_errors.KafkaError, OSError) as other:
+                failure = other
+        return f"Kafka at {self._settings.bootstrap} does not answer: {_text(failure)}"
 
     async def close(self) -> None:
         for client in (self._admin, self._reader, self._follower):

@@ -413,7 +413,8 @@ class KafkaEngine:
             and not found[0][0].topic.startswith(INTERNAL)
             and size_bytes <= found[0][0].batch_bytes_max
         )
-        self._writer.stage(Append(found, future, self._clock(), size_bytes, not is_plain, commits))
+        level = (ack or self._topics[found[0][0].topic].config.ack) if is_plain else Ack.DURABLE
+        self._writer.stage(Append(found, future, self._clock(), size_bytes, not is_plain, level, commits))
         return future
 
     # Reading

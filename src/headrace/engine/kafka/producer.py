@@ -1,6 +1,7 @@
 """A Kafka producer: idempotent, with acks=all, and transactional if it has a transactional id.
 
-It repeats a batch with the same sequence number until Kafka answers, so nothing is written twice and the order holds.
+It repeats a batch with the same sequence number until Kafka answers, so nothing is written twice and the order holds. A producer for a
+weaker ack level is not idempotent: with acks=1 it repeats a batch until the deadline, with acks=0 Kafka answers nothing.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
+from headrace.engine.contract import Ack
 from headrace.engine.kafka.cluster import Cluster
 from headrace.engine.kafka.names import RECORD_BYTES_MAX
 from headrace.errors import Unavailable
 from headrace.limits import MIB
 
 _STOP_SECONDS: Final = 1.0
+_ACKS: Final = {Ack.DURABLE: "all", Ack.WRITTEN: 1, Ack.NONE: 0}
 
 
 class Producer:
@@ -42,12 +45,12 @@ class Producer:
         inner.client.send = watched
 
     @classmethod
-    async def start(cls, cluster: Cluster, transactional_id: str | None, seconds: float) -> Producer:
+    async def start(cls, cluster: Cluster, transactional_id: str | None, seconds: float, ack: Ack = Ack.DURABLE) -> Producer:
         """Start a producer. A transactional one gets a new epoch: Kafka aborts what the one before it left open, and refuses its writes.
         Raises `Unavailable`."""
         inner = AIOKafkaProducer(
-            acks="all",
-            enable_idempotence=True,
+            acks=_ACKS[ack],
+            enable_idempotence=ack is Ack.DURABLE,
             transactional_id=transactional_id,
             max_batch_size=RECORD_BYTES_MAX,
             max_request_size=RECORD_BYTES_MAX + MIB,
@@ -89,8 +92,14 @@ class Producer:
         return self._inner.create_batch()
 
     async def send(self, batch: Any, topic: str, partition: int) -> Any:
-        """Write a record batch and return its position."""
-        return await (await self._inner.send_batch(batch, topic, partition=partition))
+        """Write a record batch and return its position; None with acks=0."""
+        metadata = await (await self._inner.send_batch(batch, topic, partition=partition))
+        if metadata is None:
+            # Without answers only the socket limits how much waits in memory for a slow node.
+            for connection in list(self._inner.client._conns.values()):
+                if connection.connected():
+                    await connection._writer.drain()
+        return metadata
 
     def forget(self, topic: str, partition: int) -> None:
         """Fail the batches of a partition that does not exist any more: the library would repeat them for ever."""

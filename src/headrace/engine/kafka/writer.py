@@ -1,8 +1,9 @@
 """Appends to Kafka: order, record batches, transactions and unknown outcomes.
 
 An append to one partition of a user topic is sent by an idempotent producer, with all appends to this partition that wait, as one record
-batch. Every other append (several partitions, or a table) is part of a Kafka transaction, together with all others that wait. The
-transactional id is that of the coordinator, so Kafka refuses the tables' writes of a broker that was replaced.
+batch; if the topic asks for less (`ack = written` or `none`), by a producer with acks=1 or 0, which is not idempotent. Every other append
+(several partitions, or a table) is part of a Kafka transaction, together with all others that wait. The transactional id is that of the
+coordinator, so Kafka refuses the tables' writes of a broker that was replaced.
 
 Appends to one partition are written in call order: each partition has a queue, and an append is sent when it is at the head of all its
 queues.
@@ -10,6 +11,9 @@ queues.
 Nothing that was handed to the producer is given up: it repeats a batch, with the same sequence number, until Kafka answers. An append
 that takes longer than the deadline fails with `AppendUnknown`, whose `outcome` resolves with the answer. An append that still waits in
 a queue at its deadline fails with `Unavailable`: nothing was written.
+
+With acks=1 a batch whose answer is lost is repeated until the deadline and may be written twice. With acks=0 Kafka does not say where the
+records are: their offsets are counted from the end as last seen.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from typing import Any, Final, TypeAlias
 from aiokafka import errors as kafka_errors
 
 from headrace.engine.catalog import check_batch
-from headrace.engine.contract import Appended, Commits
+from headrace.engine.contract import Ack, Appended, Commits
 from headrace.engine.kafka.cluster import Cluster, broker_error
 from headrace.engine.kafka.codec import Decoded, add_to, sizes_of
 from headrace.engine.kafka.offsets import KafkaOffsets
@@ -55,6 +59,8 @@ class Append:
     now: int
     size_bytes: int
     is_transaction: bool
+    ack: Ack = Ack.DURABLE
+    """Below durable only outside of transactions."""
     commits: Commits = field(default_factory=list)
     is_sent: bool = False
     is_doubtful: bool = False
@@ -113,7 +119,9 @@ class Writer:
         self._health = health
         self._advanced = advanced
         self._fenced = fenced
-        self._plain: Producer | None = None
+        self._plain: dict[Ack, Producer] = {}
+        """Producers outside of transactions. The weaker ones are started when a topic asks for them."""
+        self._starting = asyncio.Lock()
         self._transactional: Producer | None = None
         self._is_fenced = False
         self._transactions: deque[Append] = deque()
@@ -123,7 +131,7 @@ class Writer:
 
     async def open(self) -> None:
         self._is_closing = self._is_fenced = False
-        self._plain = await self._producer(None)
+        self._plain = {Ack.DURABLE: await self._producer(None)}
         self._transactional = await self._producer(self._transactional_id)
 
     @property
@@ -144,13 +152,13 @@ class Writer:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-        for producer in (self._plain, self._transactional):
+        for producer in (*self._plain.values(), self._transactional):
             if producer is not None:
                 await producer.discard()
-        self._plain = self._transactional = None
+        self._plain, self._transactional = {}, None
 
-    async def _producer(self, transactional_id: str | None) -> Producer:
-        return await Producer.start(self._cluster, transactional_id, 2 * self._deadline_seconds)
+    async def _producer(self, transactional_id: str | None, ack: Ack = Ack.DURABLE) -> Producer:
+        return await Producer.start(self._cluster, transactional_id, 2 * self._deadline_seconds, ack)
 
     # Staging
 
@@ -199,8 +207,8 @@ class Writer:
 
     async def _purge(self, log: PartitionLog) -> None:
         while log.queue and not log.queue[0].is_transaction and not self._is_closing:
-            if self._plain is not None:
-                self._plain.forget(*log.place)
+            for producer in self._plain.values():
+                producer.forget(*log.place)
             await asyncio.sleep(_GONE_SECONDS)
 
     def _doubt(self, append: Append, text: str) -> None:
@@ -239,7 +247,7 @@ class Writer:
                 appends, size_bytes = [log.queue[0]], log.queue[0].size_bytes
                 for append in list(log.queue)[1:]:
                     size_bytes += append.size_bytes
-                    if append.is_transaction or size_bytes > min(_BATCH_BYTES, log.batch_bytes_max):
+                    if append.is_transaction or append.ack is not appends[0].ack or size_bytes > min(_BATCH_BYTES, log.batch_bytes_max):
                         break
                     appends.append(append)
                 await self._send(log, appends)
@@ -257,18 +265,17 @@ class Writer:
         for append in appends:
             append.is_sent = True
         outcome: BrokerError | None = None
+        ack = appends[0].ack
         try:
-            assert self._plain is not None
-            await self._write(self._plain, log, parts)
+            await self._write(await self._plain_producer(ack), log, parts)
         except BrokerError as error:
             outcome = error
         except (kafka_errors.KafkaError, OSError) as failure:
             self._cluster.counters.errors[type(failure).__name__] += 1
             outcome = UnknownTopic(log.topic) if log.is_gone else broker_error(failure)
-            if self._plain is not None and self._plain.is_broken:
-                # The producer is beyond repair, and whether its last batch was written is unknown.
+            if self._plain[ack].is_broken or (ack is not Ack.DURABLE and isinstance(outcome, Unavailable)):
+                # The producer is beyond repair, or gave up repeating. Whether its last batch was written is unknown.
                 outcome = AppendUnknown(f"Kafka: {failure}", None)
-                await self._replace_plain()
         for append in appends:
             log.queue.remove(append)
         for append in appends:
@@ -277,10 +284,18 @@ class Writer:
             self._health.succeeded(_STEP)
             self._advance({log: parts})
 
-    async def _replace_plain(self) -> None:
-        broken, self._plain = self._plain, await self._producer(None)
-        if broken is not None:
-            await broken.discard()
+    async def _plain_producer(self, ack: Ack) -> Producer:
+        """Return the producer of an ack level. Starts one at the first use, and instead of one that has failed for good."""
+        found = self._plain.get(ack)
+        if found is not None and not found.is_broken:
+            return found
+        async with self._starting:
+            found = self._plain.get(ack)
+            if found is None or found.is_broken:
+                self._plain[ack] = await self._producer(None, ack)
+                if found is not None:
+                    await found.discard()
+            return self._plain[ack]
 
     async def _write(self, producer: Producer, log: PartitionLog, parts: list[_Part]) -> None:
         """Write the parts as few record batches, in order, and note where each landed."""
@@ -288,6 +303,7 @@ class Writer:
             if log.is_gone:
                 raise UnknownTopic(log.topic)
             await asyncio.sleep(_METADATA_SECONDS)
+        offset = log.end
         for group in _grouped(parts, min(_BATCH_BYTES, log.batch_bytes_max), log.batch_bytes_max):
             builder = producer.create_batch()
             for part in group:
@@ -295,11 +311,11 @@ class Writer:
                 assert is_added, "the limit of the builder is above that of any record"
             self._cluster.counters.requests["produce"] += 1
             metadata = await producer.send(builder, log.kafka_topic, log.number)
-            offset = metadata.offset
+            offset = metadata.offset if metadata is not None else offset
             if offset < 0:
                 raise AppendUnknown("Kafka has written the records before and does not say where", None)
             for part in group:
-                if metadata.timestamp_type == 1 and metadata.timestamp >= 0:  # the topic stamps records itself
+                if metadata is not None and metadata.timestamp_type == 1 and metadata.timestamp >= 0:  # the topic stamps records itself
                     part.timestamps = [metadata.timestamp] * len(part.batch)
                 _note(part, offset)
                 offset += len(part.batch)
@@ -315,6 +331,8 @@ class Writer:
             # Records of others between ours would be missing in the cache.
             listed = [_listed(part) for part in parts]
             log.note_size(listed)
+            if parts[0].append.ack is Ack.NONE:
+                continue  # whether and where Kafka has written them is not known
             if log.watchers and first.base_offset == log.end and end - log.end == sum(len(part.batch) for part in parts):
                 log.remember(log.end, listed)
             if log.advance(end):
