@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import pytest
-from xdist.scheduler import LoadGroupScheduling
+from xdist.scheduler import LoadGroupScheduling  # type: ignore[import-untyped]  # xdist has no py.typed
 
 LONGEST_FIRST: Final = ("spark", "kafka", "browser", "kill_loop", "crash_images", "slow")
 """Markers, in the order in which xdist hands out what has them. `make test-quick` leaves them out."""
@@ -60,11 +60,11 @@ def name_group(item: Any) -> None:
         item._id = type(item._id).parse(f"{item.nodeid}@{name}")
 
 
-class Units(LoadGroupScheduling):
+class Units(LoadGroupScheduling):  # type: ignore[misc]  # its base is untyped
     """Hand out groups, files and single tests, in the order in which they were collected."""
 
     def _split_scope(self, nodeid: str) -> str:
-        scope = super()._split_scope(nodeid)
+        scope: str = super()._split_scope(nodeid)
         return scope if scope != nodeid or nodeid.startswith(ALONE) else nodeid.partition("::")[0]
 
 
