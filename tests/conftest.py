@@ -1,14 +1,14 @@
 """What all tests share.
 
 The figures that prove the promises are printed at the end of a run, under `proof`. Secrets are watched. What the caller has set for
-their own terminal and their own use of Headrace is removed. Under xdist the longest tests come first, so that no worker ends alone
-with one of them.
+their own terminal and their own use of Headrace is removed. `tests/scheduling.py` distributes the tests to the workers of xdist.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,12 +16,10 @@ from typing import Final, TypeAlias
 
 import pytest
 
-from tests import canaries, kafka_fixtures
+from tests import canaries, kafka_fixtures, scheduling
 
 HERE: Final = Path(__file__).parent
 Proof: TypeAlias = Callable[[str, int], None]
-LONGEST_FIRST: Final = ("spark", "kafka", "browser", "kill_loop", "crash_images", "slow")
-"""Markers, in the order in which xdist hands out what has them. `make test-quick` leaves them out."""
 SLOW: Final = (
     *("access/test_existence", "access/test_flight_matrix", "access/test_login", "access/test_matrix", "bench"),
     *("broker/test_schema_checks", "broker/test_settlement_model", "broker/test_stages_crash", "cli/test_access_commands"),
@@ -44,31 +42,24 @@ OF_THE_CALLER: Final = frozenset(
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(canaries, "canaries")
     config.pluginmanager.register(kafka_fixtures, "kafka_fixtures")
+    config.pluginmanager.register(scheduling, "scheduling")
     for name in list(os.environ):
         if name.startswith("HEADRACE__") or name in OF_THE_CALLER:
             del os.environ[name]
     os.environ["XDG_CONFIG_HOME"] = os.devnull  # the contexts of the caller
+    # Compiling Headrace takes half of the start of each program, and rewriting the assertions more than half of the collection.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts background jobs this way. The programs that tests start and interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.relative_to(HERE).as_posix().startswith(SLOW):
             item.add_marker(pytest.mark.slow)
-    if hasattr(config, "workerinput"):
-        items[:] = in_turns(items)
-
-
-def in_turns(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Return the items with the longest first; items of one kind keep their order, so that those of a module share its fixtures."""
-
-    def turn(item: pytest.Item) -> int:
-        return next((turn for turn, name in enumerate(LONGEST_FIRST) if item.get_closest_marker(name)), len(LONGEST_FIRST))
-
-    return sorted(items, key=turn)
 
 
 @pytest.fixture
