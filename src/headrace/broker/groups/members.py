@@ -172,14 +172,19 @@ class Member:
     async def _take_or_wait(self, records_max: int, bytes_max: int, wait_ms: int) -> Taking:
         if records_max < 1 or bytes_max < 1:
             raise InvalidRequest("records_max and bytes_max must be at least 1")
+        consumer = self._consumer
+        wakes = consumer.wakes
         found = await self._take_now(records_max, bytes_max)
-        if not found.is_empty or wait_ms <= 0 or self._consumer.is_draining:
+        if not found.is_empty or wait_ms <= 0 or consumer.is_draining:
             return found
-        wait, waits = Wait(self._context.later, wait_ms), self._consumer.waits
+        wait, waits = Wait(self._context.later, wait_ms), consumer.waits
         waits[self._state] = wait
         try:
-            while (found := await self._take_now(records_max, bytes_max)).is_empty:
-                if not await wait.for_more():
+            if consumer.wakes != wakes:
+                wait.wake()  # while the first look read the log
+            while await wait.for_more():
+                found = await self._take_now(records_max, bytes_max)
+                if not found.is_empty:
                     break
             return found
         finally:
