@@ -282,7 +282,12 @@ class GroupConsumer:
             for progress in partitions:
                 if taking.is_full:
                     break
-                async with self._locks[progress.partition]:
+                lock = self._locks[progress.partition]
+                if progress.buffered and not lock.locked() and self.mode == "shared" and progress.next_due() is None:
+                    self._take_buffered(taking, progress)  # in memory: nobody else can come in between
+                    if progress.buffered or taking.is_full:
+                        continue
+                async with lock:
                     if self._may_take(taking.member, progress):
                         await self._take_again(taking, progress)
                         await self._take_new(taking, progress)

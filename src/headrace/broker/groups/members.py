@@ -201,9 +201,8 @@ class Member:
             self._check(self.who)
         if consumer.error is not None:
             raise consumer.error
-        taking = Taking(self._state, records_max, bytes_max)
         if consumer.is_draining:
-            return taking
+            return Taking(self._state, records_max, bytes_max)
         consumer.seen(self._state, has_settled=False)
         consumer.check_overdue()
         taking = Taking(self._state, records_max, bytes_max)
@@ -213,6 +212,8 @@ class Member:
     def _rotated_partitions(self) -> list[PartitionProgress]:
         """Return this member's partitions, starting with a different one each time, so that a busy partition does not starve the others."""
         mine = [self._consumer.partitions[partition] for partition in self.partitions]
+        if len(mine) == 1:
+            return mine
         self._turn = (self._turn + 1) % max(1, len(mine))
         return mine[self._turn :] + mine[: self._turn]
 
