@@ -382,6 +382,53 @@ async def test_a_chunk_is_settled_as_a_whole(harness: Harness) -> None:
     assert await progress_of(harness) == 3
 
 
+async def test_a_chunk_joins_adjacent_batches(harness: Harness) -> None:
+    for value in "abc":
+        await harness.put(value, partition=0)
+    member = _join(harness, "shared", CHUNKS)
+    chunk = await member.take_chunk(2, 1_000)
+    assert chunk is not None and chunk.values == [b"a", b"b"] and len(chunk.ids) == 1
+    rest = await member.take_chunk(2, 1_000)
+    assert rest is not None and rest.values == [b"c"]
+    member.ack(rest.ids)
+    assert await progress_of(harness) == 0
+    again = _join(harness, "shared", CHUNKS)
+    await member.close()
+    chunk = await again.take_chunk(100, 1_000)
+    assert chunk is not None and chunk.values == [b"a", b"b"], "the records of a lost chunk are delivered again"
+    again.ack(chunk.ids)
+    assert await progress_of(harness) == 3
+
+
+async def test_a_member_that_shares_with_nobody_takes_chunks_beyond_its_credit(harness: Harness) -> None:
+    await harness.put(*("x" for _ in range(10 * CREDIT_RECORDS)), partition=0)
+    alone = _join(harness, "shared", CHUNKS)
+    chunk = await alone.take_chunk(5 * CREDIT_RECORDS, 1_000_000)
+    assert chunk is not None and len(chunk.values) == 5 * CREDIT_RECORDS
+    other = _join(harness, "shared", CHUNKS)
+    assert await alone.take_chunk(CREDIT_RECORDS, 1_000_000) is None, "it holds more than its credit"
+    chunk = await other.take_chunk(10 * CREDIT_RECORDS, 1_000_000)
+    assert chunk is not None and len(chunk.values) == CREDIT_RECORDS
+
+
+async def test_an_ack_does_not_wake_a_member_that_waits_for_records_with_credit_left(harness: Harness) -> None:
+    await harness.put("a", partition=0)
+    member = _join(harness, "shared", CHUNKS)
+    chunk = await member.take_chunk(10, 1_000)
+    assert chunk is not None
+    checks: list[str] = []
+    member.guard(ANN, lambda who: checks.append(who.name))
+    waiting = asyncio.ensure_future(member.take_chunk(10, 1_000, wait_ms=60_000))
+    await turns()
+    looks = len(checks)
+    member.ack(chunk.ids)
+    await turns()
+    assert len(checks) == looks == 1
+    await harness.put("b", partition=0)
+    found = await waiting
+    assert found is not None and found.values == [b"b"]
+
+
 @pytest.mark.parametrize("mode", ["ordered", "shared"])
 async def test_the_records_of_a_lost_chunk_go_to_members_of_any_kind(harness: Harness, mode: Mode) -> None:
     await harness.put(*"abcdef", partition=0)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import random
 import socket
+from functools import partial
 from pathlib import Path
 
+import pytest
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.quic.connection import QuicConnection
 
 from headrace.limits import QUIC_UNPROVEN_MAX
 from headrace.net.connection import NetLimits
-from headrace.net.quic.connection import Windows
+from headrace.net.quic.connection import TURNS_AT_ONCE, CarrierTurns, NetworkAddress, Windows
 from headrace.net.quic.endpoint import ClientEndpoint, ClientTls, Retry, ServerTls, fingerprint
 from headrace.net.quic.listener import QuicLimits
 from headrace.server.quic import self_signed
@@ -191,6 +194,37 @@ async def test_what_is_no_quic_is_not_answered(tmp_path: Path) -> None:
         stream = client.say(b"still here")
         await until(lambda: client.said(stream) == b"still here")
         assert len(server.sessions) == 1
+
+
+async def test_a_reply_carries_the_acknowledgement_of_its_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with quic_server(tmp_path, QUICK) as server:
+        client = await server.client()
+        stream = client.say(b"x")
+        await until(lambda: client.said(stream) == b"x")
+        received, receive = list[bytes](), client.carrier.receive_datagram
+
+        def count_and_receive(data: bytes, address: NetworkAddress) -> None:
+            received.append(data)
+            receive(data, address)
+
+        monkeypatch.setattr(client.carrier, "receive_datagram", count_and_receive)
+        for count in range(2, 52):
+            client.carrier.send(stream, b"x")
+            await until(lambda count=count: len(client.said(stream)) == count)  # type: ignore[misc]  # bound for this turn
+            await asyncio.sleep(0.002)  # the time after which an acknowledgement leaves alone
+        assert len(received) < 75, "there were 100 with datagrams for the acknowledgements alone"
+
+
+async def test_few_connections_of_a_socket_send_in_one_iteration_of_the_loop() -> None:
+    turns, had = CarrierTurns(), list[int]()
+    for number in range(2 * TURNS_AT_ONCE + 1):
+        turns.add(partial(had.append, number))
+    counts = []
+    while len(had) <= 2 * TURNS_AT_ONCE:
+        await asyncio.sleep(0)
+        counts.append(len(had))
+    assert counts == [TURNS_AT_ONCE, 2 * TURNS_AT_ONCE, 2 * TURNS_AT_ONCE + 1]
+    assert had == sorted(had), "in order"
 
 
 async def test_loss_doubling_and_disorder_change_nothing(tmp_path: Path) -> None:

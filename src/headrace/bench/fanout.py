@@ -170,14 +170,20 @@ def _over_figg(address: Address, fanout: Fanout, topic: str) -> array[float]:
 
 
 class _Subscriber(fujin.Connection):
-    """Passes the bytes received on its stream to `heard`."""
+    """Passes the bytes received on its stream to `heard`, and calls `ended` if the connection is lost."""
 
     heard: Callable[[int], None] | None = None
+    ended: Callable[[], None] | None = None
 
     def received(self, stream: int, data: bytes, finished: bool) -> None:
         super().received(stream, data, finished)
         if self.heard is not None and not stream & 3:
             self.heard(self.counts[stream])
+
+    def lost(self, reason: str) -> None:
+        super().lost(reason)
+        if self.ended is not None:
+            self.ended()
 
 
 async def _over_quic(address: Address, fanout: Fanout, turn: int) -> array[float]:
@@ -201,12 +207,15 @@ async def _over_quic(address: Address, fanout: Fanout, turn: int) -> array[float
                 done.set()
 
         for index, subscriber in enumerate(subscribers):
-            subscriber.heard = partial(heard, index)
+            subscriber.heard, subscriber.ended = partial(heard, index), done.set
         for index, frame in enumerate(frames):
             await asyncio.sleep(max(0.0, began + index / fanout.rate - time.perf_counter()))
             publisher.carrier.send(stream, frame)
         async with asyncio.timeout(STALL_SECONDS):
             await done.wait()
+        if not deliveries.is_done:
+            reason = next(subscriber.reason for subscriber in subscribers if subscriber.reason is not None)
+            raise BenchFailed(f"the connection of a subscriber was lost: {reason}")
     except TimeoutError:
         raise BenchFailed(f"{deliveries.received} of {fanout.records * fanout.subscribers} records delivered") from None
     finally:

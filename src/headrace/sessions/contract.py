@@ -56,6 +56,9 @@ class StreamedLink(Link, Protocol):
         """Call back once, when the peer has acknowledged everything sent. Never called after the end of the link. A second call replaces
         the first."""
 
+    def when_sent(self, callback: Callable[[], None]) -> None:
+        """Call back once, after the connection had its turn to send. Never called after the end of the link."""
+
 
 class Session(Protocol):
     """State of one connection. No method raises because of bytes that the peer sent."""

@@ -74,6 +74,15 @@ class _Begun(Coroutine[Any, Any, None]):
         raise NotImplementedError("only a task continues it")
 
 
+def begin(work: Work, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | None:
+    """Run the work up to its first wait, and return a task that continues it. None: the work is done."""
+    try:
+        waits_for = work.send(None)
+    except StopIteration:
+        return None
+    return loop.create_task(_Begun(work, waits_for))
+
+
 class BaseSession(ABC, Generic[Message]):
     """State of one connection. Implements `FramedSession`."""
 
@@ -203,12 +212,9 @@ class BaseSession(ABC, Generic[Message]):
         """Begin the rest of a request. Later requests wait for its end. `requests` are its ids, if the protocol has them."""
         self._work_left -= 1
         self._is_busy, self._requests = True, requests
-        run = self._run(work)
-        try:
-            waits_for = run.send(None)
-        except StopIteration:
-            return
-        self._task = self._loop.create_task(_Begun(run, waits_for))
+        task = begin(self._run(work), self._loop)
+        if task is not None:
+            self._task = task
 
     async def _run(self, work: Work) -> None:
         try:

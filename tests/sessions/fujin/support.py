@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -50,6 +51,9 @@ class StreamLink:
             self.acknowledged = callback
         else:
             callback()
+
+    def when_sent(self, callback: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_soon(callback)
 
     def acknowledge(self) -> None:
         """Take everything that waits, as a peer that acknowledges it."""

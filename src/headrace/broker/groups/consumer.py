@@ -19,7 +19,7 @@ from typing import Final, Literal
 
 from headrace.broker.groups.background import DeadLetterMoves, GroupContext, ProgressCommits
 from headrace.broker.groups.membership import PATIENCE_MS, Mode, assign
-from headrace.broker.groups.progress import Entry, MemberState, PartitionProgress, Row, State, rows_of
+from headrace.broker.groups.progress import AdjacentBatches, Entry, MemberState, PartitionProgress, Row, State, rows_of
 from headrace.broker.groups.taking import Taking
 from headrace.broker.health import supervise
 from headrace.broker.reading.batches import STEP_RECORDS_MAX, unexpired
@@ -49,6 +49,8 @@ class GroupConsumer:
         self.members: list[MemberState] = []
         self.waits: dict[MemberState, Wait] = {}
         """Members that wait for records. One that has just taken some goes to the end, so that arrivals go round."""
+        self.wakes = 0
+        """Number of events after which there may be records to take."""
         self.error: BrokerError | None = None
         self.is_draining = False
         self.takes_all = False
@@ -94,12 +96,14 @@ class GroupConsumer:
     def join(self, member: MemberState) -> None:
         self.members.append(member)
         self._entries_max += member.policy.unsettled_max
+        self._count_members()
         self.rebalance()
 
     def leave(self, member: MemberState) -> asyncio.Future[None]:
         """Requeue what the member has in flight. Resolves when the progress is committed or the commit has failed."""
         self.members.remove(member)
         self._entries_max -= member.policy.unsettled_max
+        self._count_members()
         now = self._context.clock()
         for entry in list(member.in_flight.values()):
             if member.policy.dead_letters and not self.is_draining:
@@ -111,6 +115,10 @@ class GroupConsumer:
                 entry.holder = None
         self.rebalance()
         return self._spawn(self._finish())
+
+    def _count_members(self) -> None:
+        for member in self.members:
+            member.is_alone = len(self.members) == 1
 
     async def _finish(self) -> None:
         await self._dead.finish()
@@ -130,6 +138,7 @@ class GroupConsumer:
     def fail(self, error: BrokerError) -> None:
         """End all waits with the error and stop committing: the topic or the group is deleted."""
         self.error = error
+        self.wakes += 1
         for wait in self.waits.values():
             wait.end(error)
         self.stop()
@@ -155,10 +164,12 @@ class GroupConsumer:
 
     def wake(self) -> None:
         """Wake the waiting members: there may be records to take."""
+        self.wakes += 1
         for wait in self.waits.values():
             wait.wake()
 
     def _wake(self, member: MemberState | None) -> None:
+        self.wakes += 1
         if member is not None and (wait := self.waits.get(member)) is not None:
             wait.wake()
 
@@ -251,7 +262,12 @@ class GroupConsumer:
             for progress in partitions:
                 if taking.is_full:
                     break
-                async with self._locks[progress.partition]:
+                lock = self._locks[progress.partition]
+                if progress.buffered and not lock.locked() and self.mode == "shared" and progress.next_due() is None:
+                    self._take_buffered(taking, progress)  # in memory: nobody else can come in between
+                    if progress.buffered or taking.is_full:
+                        continue
+                async with lock:
                     if self._may_take(taking.member, progress):
                         await self._take_again(taking, progress)
                         await self._take_new(taking, progress)
@@ -308,21 +324,18 @@ class GroupConsumer:
     def _take_buffered(self, taking: Taking, progress: PartitionProgress) -> None:
         now, member = self._context.clock(), taking.member
         room = self._entries_max - len(self._entries)
+        if member.policy.chunks:
+            if room > 0:
+                self._take_chunk(taking, progress, now)
+            return
         while progress.buffered and room > 0 and (fitting := min(taking.fitting(progress.buffered[0]), room)) > 0:
             is_range = member.policy.ranges and not progress.buffered[0].expires and progress.buffered[0].headers() is None
             if member.policy.ranges and not is_range and taking.chunks:
                 return  # single records are handed out before ranges, and these come after one
             batch = progress.pop_buffered(fitting)
-            if member.policy.chunks:
-                living = unexpired([batch], now)
-                if living:
-                    entry = self._deliver_new(progress, batch.first_offset, batch, member, now)
-                    taking.add_chunk(entry, batch, living)
-                else:
-                    self._commits.soon()
-                continue
             if is_range:
-                taking.add_chunk(self._deliver_range(progress, batch, member, now), batch, [batch])
+                taking.count(batch)
+                taking.chunks.append((self._deliver_range(progress, batch, member, now), [batch]))
                 room -= 1
                 continue
             for row in rows_of(batch):
@@ -332,7 +345,25 @@ class GroupConsumer:
                     taking.add(self._deliver_new(progress, row.offset, None, member, now), row)
                     room -= 1
 
-    def _deliver_new(self, progress: PartitionProgress, offset: int, chunk: Batch | None, member: MemberState, now: int) -> Entry:
+    def _take_chunk(self, taking: Taking, progress: PartitionProgress, now: int) -> None:
+        """Take all batches that fit as one chunk: a topic filled one record at a time has as many batches as records."""
+        batches: list[Batch] = []
+        while progress.buffered and (fitting := taking.fitting(progress.buffered[0], is_first=taking.is_empty and not batches)) > 0:
+            batch = progress.pop_buffered(fitting)
+            taking.count(batch)
+            batches.append(batch)
+        if not batches:
+            return
+        living = unexpired(batches, now)
+        if living:
+            chunk = batches[0] if len(batches) == 1 else AdjacentBatches(batches)
+            taking.chunks.append((self._deliver_new(progress, chunk.first_offset, chunk, taking.member, now), living))
+        else:
+            self._commits.soon()
+
+    def _deliver_new(
+        self, progress: PartitionProgress, offset: int, chunk: Batch | AdjacentBatches | None, member: MemberState, now: int
+    ) -> Entry:
         entry = progress.deliver_new(self._new_id(), offset, chunk, member, now)
         self._entries[entry.id] = entry
         return entry
@@ -437,18 +468,21 @@ class GroupConsumer:
         return [entry for entry in entries if entry.holder is member and entry.next_offset <= offset]
 
     def settle(self, entry: Entry) -> None:
-        was_short = len(self._entries) >= self._entries_max
+        was_short, holder = len(self._entries) >= self._entries_max, entry.holder
+        # A member with credit left does not wait for an ack.
+        is_unneeded = entry.state is State.IN_FLIGHT and holder is not None and holder.room > 0
         self._forget(entry)
-        self._has_settled(entry, was_short=was_short)
+        self._has_settled(entry, was_short=was_short, wakes_holder=not is_unneeded)
 
-    def _has_settled(self, entry: Entry, *, was_short: bool) -> None:
+    def _has_settled(self, entry: Entry, *, was_short: bool, wakes_holder: bool = True) -> None:
         member, progress = entry.holder, entry.progress
         self._commits.soon()
         if was_short:
             self.wake()
         else:
-            self._wake(member)
-            if progress.owner is not member:
+            if wakes_holder:
+                self._wake(member)
+            if progress.owner is not None and progress.owner is not member:
                 self._wake(progress.owner)
 
     def _forget(self, entry: Entry) -> None:

@@ -173,14 +173,19 @@ class Member:
     async def _take_or_wait(self, records_max: int, bytes_max: int, wait_ms: int) -> Taking:
         if records_max < 1 or bytes_max < 1:
             raise InvalidRequest("records_max and bytes_max must be at least 1")
+        consumer = self._consumer
+        wakes = consumer.wakes
         found = await self._take_now(records_max, bytes_max)
-        if not found.is_empty or wait_ms <= 0 or self._consumer.is_draining:
+        if not found.is_empty or wait_ms <= 0 or consumer.is_draining:
             return found
-        wait, waits = Wait(self._context.later, wait_ms), self._consumer.waits
+        wait, waits = Wait(self._context.later, wait_ms), consumer.waits
         waits[self._state] = wait
         try:
-            while (found := await self._take_now(records_max, bytes_max)).is_empty:
-                if not await wait.for_more():
+            if consumer.wakes != wakes:
+                wait.wake()  # while the first look read the log
+            while await wait.for_more():
+                found = await self._take_now(records_max, bytes_max)
+                if not found.is_empty:
                     break
             return found
         finally:
@@ -197,9 +202,8 @@ class Member:
             self._check(self.who)
         if consumer.error is not None:
             raise consumer.error
-        taking = Taking(self._state, records_max, bytes_max)
         if consumer.is_draining:
-            return taking
+            return Taking(self._state, records_max, bytes_max)
         consumer.seen(self._state, has_settled=False)
         consumer.check_overdue()
         taking = Taking(self._state, records_max, bytes_max)
@@ -209,6 +213,8 @@ class Member:
     def _rotated_partitions(self) -> list[PartitionProgress]:
         """Return this member's partitions, starting with a different one each time, so that a busy partition does not starve the others."""
         mine = [self._consumer.partitions[partition] for partition in self.partitions]
+        if len(mine) == 1:
+            return mine
         self._turn = (self._turn + 1) % max(1, len(mine))
         return mine[self._turn :] + mine[: self._turn]
 

@@ -104,6 +104,27 @@ def rows_of(batch: Batch) -> Iterable[Row]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class AdjacentBatches:
+    """Batches of one chunk, in order."""
+
+    batches: list[Batch]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.batches))
+
+    @property
+    def first_offset(self) -> int:
+        return self.batches[0].first_offset
+
+    @property
+    def next_offset(self) -> int:
+        return self.batches[-1].next_offset
+
+    def offsets(self) -> list[int]:
+        return [offset for batch in self.batches for offset in batch.offsets()]
+
+
 class State(Enum):
     IN_FLIGHT = auto()
     WAITING = auto()
@@ -126,7 +147,7 @@ class Entry:
     """IN_FLIGHT: when the ack is overdue. WAITING: when it is delivered again."""
     holder: MemberState | None
     """The member that received it last; only this member may ack it."""
-    chunk: Batch | None = None
+    chunk: Batch | AdjacentBatches | None = None
     """The unsettled records of a chunk or a range. None: a single record."""
     is_range: bool = False
     skipped: int = 0
@@ -175,6 +196,8 @@ class MemberState:
         """When its credit was used up or it last settled something since."""
         self.seen_at = now
         """When it last took or settled records."""
+        self.is_alone = True
+        """Whether the group has no other member."""
         self.stalled: Literal["", "acks", "silence"] = ""
         """Why its partitions belong to others meanwhile: an overdue ack, or it asks for no records."""
         self._deadlines: list[tuple[int, int, Entry]] = []
@@ -186,8 +209,9 @@ class MemberState:
 
     @property
     def room(self) -> int:
-        """Number of records that it may still take."""
-        return self.credit.records - self.unsettled
+        """Number of records that it may still take. Its connection bounds the chunks of a member that has to share them with no other."""
+        records_max = self.policy.unsettled_max if self.is_alone and self.policy.chunks else self.credit.records
+        return records_max - self.unsettled
 
     def add(self, entry: Entry, now: int) -> None:
         self.in_flight[entry.id] = entry
@@ -276,7 +300,9 @@ class PartitionProgress:
         self.buffered.clear()
         self.position = offset
 
-    def deliver_new(self, id: int, offset: int, chunk: Batch | None, holder: MemberState, now: int, *, is_range: bool = False) -> Entry:
+    def deliver_new(
+        self, id: int, offset: int, chunk: Batch | AdjacentBatches | None, holder: MemberState, now: int, *, is_range: bool = False
+    ) -> Entry:
         """Record the first delivery of records that `pop_buffered` returned."""
         assert not self.unsettled or next(reversed(self.unsettled)) < offset, "first deliveries are in offset order"
         entry = Entry(id, self, offset, 0, State.WAITING, now, None, chunk, is_range)
@@ -316,6 +342,7 @@ class PartitionProgress:
     def settle_front(self, entry: Entry, count: int) -> None:
         """Settle the first records of a range, but not all."""
         assert entry.chunk is not None and entry.holder is not None
+        assert not isinstance(entry.chunk, AdjacentBatches), "a range is one batch"
         entry.chunk = entry.chunk.window(count, len(entry.chunk))
         entry.skipped += count
         entry.holder.unsettled -= count

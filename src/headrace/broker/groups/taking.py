@@ -43,19 +43,21 @@ class Taking:
         """Return whether the record fits. The first one always does, whatever its size."""
         return self.is_empty or row.size_bytes <= self.bytes_left
 
-    def fitting(self, batch: Batch) -> int:
-        """Return how many records of the batch fit; at least one if nothing is taken yet."""
-        return min(max(batch.fitting(self.bytes_left), 1 if self.is_empty else 0), len(batch), self.records_left)
+    def fitting(self, batch: Batch, *, is_first: bool | None = None) -> int:
+        """Return how many records of the batch fit; at least one if nothing is taken yet, or if `is_first`."""
+        if is_first is None:
+            is_first = self.is_empty
+        return min(max(batch.fitting(self.bytes_left), 1 if is_first else 0), len(batch), self.records_left)
 
     def add(self, entry: Entry, row: Row) -> None:
         self.taken.append((entry, row))
         self.records_left -= 1
         self.bytes_left -= row.size_bytes
 
-    def add_chunk(self, entry: Entry, chunk: Batch, living: list[Batch]) -> None:
-        self.chunks.append((entry, living))
-        self.records_left -= len(chunk)
-        self.bytes_left -= chunk.size_bytes
+    def count(self, batch: Batch) -> None:
+        """Count the records of a chunk or a range, which are in `chunks`."""
+        self.records_left -= len(batch)
+        self.bytes_left -= batch.size_bytes
 
     def entries(self) -> list[Entry]:
         return [entry for entry, _ in self.taken] + [entry for entry, _ in self.chunks]

@@ -5,7 +5,8 @@
 `aioquic` is a core without I/O. This module adds time, event loop scheduling and flow control:
 
 - Input that arrives in one iteration of the event loop is delivered together, stream by stream, and output is sent together. Batches
-  grow with the load, and one acknowledgement covers many datagrams.
+  grow with the load, and one acknowledgement covers many datagrams. It travels with the output, or alone when it is due. To build a
+  datagram is the largest cost of a connection, so `aioquic` is not asked for one where it would have none.
 - `aioquic` grants a peer more credit as soon as its bytes *arrive*. Here credit follows the bytes that the receiver has *taken*: a peer
   stops sending after one window on a stream that is not read. QUIC has no other back-pressure.
 - Datagrams start at 1,200 bytes, which every path carries. `aioquic` does not probe for more. On loopback, which carries 64 KiB, they
@@ -24,6 +25,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import ipaddress
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +39,7 @@ from aioquic.quic.packet import QuicErrorCode, QuicFrameType, pull_quic_transpor
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
-from aioquic.tls import AlertDescription
+from aioquic.tls import AlertDescription, Epoch
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -106,6 +108,8 @@ NetworkAddress: TypeAlias = tuple[str, int] | tuple[str, int, int, int]
 SendDatagram: TypeAlias = Callable[[bytes, NetworkAddress], None]
 
 INITIAL_DATAGRAM_BYTES: Final = SMALLEST_MAX_DATAGRAM_SIZE
+_UNSEEN_OUTPUT_SECONDS: Final = 0.01
+TURNS_AT_ONCE: Final = 16
 _LOOPBACK_DATAGRAM_BYTES: Final = 16_000
 """`aioquic` writes the length of a STREAM frame in 14 bits."""
 
@@ -180,9 +184,15 @@ class _CreditedConnection(QuicConnection):
         """Return the name in the client certificate, after the handshake. Raises `TlsRefused`."""
         return check.identity(self.peer_certificate, self.tls._peer_certificate_chain)
 
-    def take(self, stream_id: int, size_bytes: int) -> None:
-        self.taken[stream_id] = self.taken.get(stream_id, 0) + size_bytes
+    def take(self, stream_id: int, size_bytes: int) -> bool:
+        """Release the credit of received bytes. Return whether the peer is to be told now."""
+        taken = self.taken[stream_id] = self.taken.get(stream_id, 0) + size_bytes
         self.taken_total += size_bytes
+        stream, window = self._streams.get(stream_id), self._windows.stream_bytes
+        if stream is not None and taken + window - stream.max_stream_data_local >= window // 2:
+            return True
+        window = self._windows.connection_bytes
+        return self.taken_total + window - self._local_max_data.value >= window // 2
 
     def take_rest(self, stream_id: int) -> None:
         """Release the credit of everything received on a stream that is no longer read."""
@@ -194,6 +204,19 @@ class _CreditedConnection(QuicConnection):
     def unacknowledged(self, stream_id: int) -> int:
         stream = self._streams.get(stream_id)
         return 0 if stream is None else len(stream.sender._buffer)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether there may be more to send than acknowledgements."""
+        return not self._handshake_confirmed or any(
+            not stream.sender.buffer_is_empty or stream.sender.reset_pending for stream in self._streams_queue
+        )
+
+    def acknowledge(self, now: float) -> None:
+        """Send the acknowledgement that is due soon with the next datagram."""
+        space = self._spaces[Epoch.ONE_RTT]
+        if space.ack_at is not None and space.ack_at > now:
+            space.ack_at = now
 
     def grow_datagrams(self) -> None:
         """Send datagrams as large as path and peer carry: the handshake is done."""
@@ -231,6 +254,37 @@ class _CreditedConnection(QuicConnection):
             limit.used = arrived
 
 
+class CarrierTurns:
+    """Connections of one socket that have something to deliver or to send, in order. A few have their turn in each iteration of the event
+    loop.
+
+    libuv reads at most 32 datagrams of a socket in an iteration. If hundreds of connections sent in each, their acknowledgements would wait
+    longer and longer.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._is_scheduled = False
+
+    def add(self, turn: Callable[[], None]) -> None:
+        self._waiting.append(turn)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        self._is_scheduled = False
+        count = min(len(self._waiting), TURNS_AT_ONCE)
+        if count < len(self._waiting):
+            self._schedule()
+        for _ in range(count):
+            self._waiting.popleft()()
+
+
 class Carrier:
     """One connection, created by a server or client endpoint."""
 
@@ -244,9 +298,10 @@ class Carrier:
         original_cid: bytes | None = None,
         retried_cid: bytes | None = None,
         client_check: ClientCheck | None = None,
+        turns: CarrierTurns | None = None,
     ) -> None:
         """`address` is the peer's. `original_cid` is the connection id in the client's first packet, `retried_cid` the one of a Retry. With
-        `client_check`, the peer must present a certificate."""
+        `client_check`, the peer must present a certificate. `turns` belong to the socket; None: it has no other connection."""
         self._loop = asyncio.get_running_loop()
         self._quic = _CreditedConnection(
             windows, configuration, original_cid, retried_cid, client_check is not None, _is_loopback(address[0])
@@ -258,8 +313,14 @@ class Carrier:
         self._send_datagram = send_datagram
         self._receiver: ConnectionReceiver
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at: float | None = None
-        self._turn: asyncio.Handle | None = None
+        self._timer_at = 0.0
+        self._transmit_at: float | None = None
+        """When to look for output that nothing announces."""
+        self._turns = CarrierTurns() if turns is None else turns
+        self._has_turn = False
+        self._sent: list[Callable[[], None]] = []
+        self._has_output = False
+        """Whether something was put into the connection that it has to send."""
         self._arrived: dict[int, list[bytes]] = {}
         self._finished: set[int] = set()
         self._reset: list[int] = []
@@ -306,7 +367,12 @@ class Carrier:
             self._quic.send_stream_data(stream, data, end_stream=finish)
         except (RuntimeError, ValueError):
             return
-        self._schedule()
+        self._send_soon()
+
+    def when_sent(self, callback: Callable[[], None]) -> None:
+        """Call back once, when the connection has sent what it may send."""
+        self._sent.append(callback)
+        self._send_soon()
 
     def unacknowledged(self, stream: int) -> int:
         """Return the bytes sent on the stream that the peer has not acknowledged. They stay in memory."""
@@ -314,8 +380,8 @@ class Carrier:
 
     def taken(self, stream: int, size_bytes: int) -> None:
         """Release the credit of received bytes: the peer may send as many more."""
-        self._quic.take(stream, size_bytes)
-        self._schedule()
+        if self._quic.take(stream, size_bytes):
+            self._send_soon()
 
     def ignore(self, stream: int) -> None:
         """Stop reading the stream and release its credit."""
@@ -323,13 +389,13 @@ class Carrier:
             self._quic.take_rest(stream)
             if not self._quic._streams[stream].receiver.is_finished:
                 self._quic.stop_stream(stream, QuicErrorCode.NO_ERROR)
-            self._schedule()
+            self._send_soon()
 
     def abort(self, stream: int) -> None:
         """Reset the sending side of the stream and drop its unacknowledged bytes."""
         if not self._is_lost:
             self._quic.reset_stream(stream, QuicErrorCode.NO_ERROR)
-            self._schedule()
+            self._send_soon()
 
     def close(self, code: int, reason: str) -> None:
         """Close the connection and send the peer the code and the reason."""
@@ -396,22 +462,35 @@ class Carrier:
         self._is_ending = True
         self._deliver()  # input that arrived before the end
         self._is_lost = True
-        for handle in (self._timer, self._turn):
-            if handle is not None:
-                handle.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._receiver.lost(reason)
 
     # Scheduling.
 
+    def _send_soon(self) -> None:
+        self._has_output = True
+        self._schedule()
+
     def _schedule(self) -> None:
-        if self._turn is None and not self._is_lost:
-            self._turn = self._loop.call_soon(self._run_turn)
+        if not self._has_turn and not self._is_lost:
+            self._has_turn = True
+            self._turns.add(self._run_turn)
 
     def _run_turn(self) -> None:
-        self._turn = None
-        self._deliver()
-        self._receiver.progressed()
-        self._transmit()
+        try:
+            if not self._is_lost:
+                self._deliver()
+                self._receiver.progressed()
+        finally:
+            self._has_turn = False
+        if self._is_lost:
+            return
+        if self._has_output or self._quic.has_output:
+            self._transmit()
+        else:
+            # A lost frame that has to be sent again, or the end of a stream, is not seen from here.
+            self._set_timer(self._loop.time() + _UNSEEN_OUTPUT_SECONDS)
 
     def _deliver(self) -> None:
         arrived, self._arrived = self._arrived, {}
@@ -424,20 +503,38 @@ class Carrier:
 
     def _transmit(self) -> None:
         """Send the datagrams that are due, and set the timer."""
-        for data, address in self._quic.datagrams_to_send(now=self._loop.time()):
+        now, self._has_output, self._transmit_at = self._loop.time(), False, None
+        self._quic.acknowledge(now)
+        for data, address in self._quic.datagrams_to_send(now=now):
             self._send_datagram(data, address)
+        self._set_timer()
+        sent, self._sent = self._sent, []
+        for callback in sent:
+            callback()
+
+    def _set_timer(self, transmit_at: float | None = None) -> None:
+        """Set the timer, and transmit not later than at this time. A timer that is set for an earlier time stays: most are moved to a later
+        time before they fire."""
+        if transmit_at is not None and self._transmit_at is None:
+            self._transmit_at = transmit_at
         at = self._quic.get_timer()
-        if at != self._timer_at or self._timer is None:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = None if at is None else self._loop.call_at(at, self._handle_timer)
-            self._timer_at = at
+        if self._transmit_at is not None and (at is None or self._transmit_at < at):
+            at = self._transmit_at
+        if at is None or (self._timer is not None and self._timer_at <= at):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_at = self._loop.call_at(at, self._handle_timer), at
 
     def _handle_timer(self) -> None:
-        assert self._timer_at is not None
-        now, self._timer, self._timer_at = max(self._timer_at, self._loop.time()), None, None
-        self._quic.handle_timer(now=now)
-        self._process_events()
+        now, self._timer = max(self._timer_at, self._loop.time()), None
+        due_at = self._quic.get_timer()
+        if due_at is not None and due_at <= now:
+            self._quic.handle_timer(now=now)
+            self._process_events()
+        elif self._transmit_at is None or self._transmit_at > now:
+            self._set_timer()
+            return
         if not self._is_lost:
             self._transmit()
 

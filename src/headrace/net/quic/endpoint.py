@@ -29,7 +29,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from headrace import limits
-from headrace.net.quic.connection import INITIAL_DATAGRAM_BYTES, Carrier, ClientCheck, NetworkAddress, Windows
+from headrace.net.quic.connection import INITIAL_DATAGRAM_BYTES, Carrier, CarrierTurns, ClientCheck, NetworkAddress, Windows
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +99,7 @@ class ServerEndpoint(asyncio.DatagramProtocol):
         self._configuration, self._windows, self._accept = configuration, windows, accept
         self._client_check = client_check
         self._retry, self._tokens = retry, QuicRetryTokenHandler()
+        self._turns = CarrierTurns()
         self._carriers: dict[bytes, Carrier] = {}
         self._unproven: set[Carrier] = set()
         """Connections with an unfinished handshake, whose addresses are not confirmed."""
@@ -229,6 +230,7 @@ class ServerEndpoint(asyncio.DatagramProtocol):
             original_cid=original_cid,
             retried_cid=retried_cid,
             client_check=self._client_check,
+            turns=self._turns,
         )
         self._unproven.add(carrier)
 

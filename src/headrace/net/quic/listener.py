@@ -99,6 +99,7 @@ class StreamLink:
             self._counters.output.update(self, unsent, self._limits.output_total_bytes_max)
         if unsent > self._limits.output_high_water_bytes:
             self._wants_drained = True
+            self._owner.watched[self] = None
         if unsent > self._limits.output_bytes_max and not self._is_output_full:
             self._is_output_full = True
             self.pause_reading()
@@ -107,6 +108,7 @@ class StreamLink:
         if self._reason is not None:
             return
         self._end(reason, error=error)
+        self._owner.watched[self] = None
         self._held.clear()
         self._carrier.send(self._stream, b"", finish=True)
         self._carrier.ignore(self._stream)
@@ -132,8 +134,12 @@ class StreamLink:
 
     def when_acknowledged(self, callback: Callable[[], None]) -> None:
         self._acknowledged = callback
+        self._owner.watched[self] = None
         if not self.unsent_bytes:  # otherwise an acknowledgement is to come
             self._loop.call_soon(self.progressed)
+
+    def when_sent(self, callback: Callable[[], None]) -> None:
+        self._carrier.when_sent(callback)
 
     # `Holder`: called by the output budget.
 
@@ -165,6 +171,7 @@ class StreamLink:
         self._hand_over()
 
     def progressed(self) -> None:
+        """Do what waits for an acknowledgement."""
         if self._reason is not None:
             if not self.unsent_bytes:
                 self._leave()
@@ -179,6 +186,8 @@ class StreamLink:
                 self.resume_reading()
             if self._session is not None:
                 self._session.drained()
+        if self._acknowledged is None and not self._wants_drained and self._reason is None:
+            self._owner.watched.pop(self, None)
 
     def drain(self) -> None:
         if self._reason is None and self._session is not None:
@@ -210,6 +219,7 @@ class StreamLink:
             self._timer.cancel()
             self._timer = None
         self._counters.output.left(self)
+        self._owner.watched.pop(self, None)
         session, self._session = self._session, None
         if session is not None:
             self._held.clear()
@@ -239,6 +249,8 @@ class QuicPeer:
         self._listener, self._host = listener, host
         self._loop = asyncio.get_running_loop()
         self._links: dict[int, StreamLink] = {}
+        self.watched: dict[StreamLink, None] = {}
+        """Links that wait for acknowledgements."""
         self._pinging: int | None = None
         self._is_draining = False
         self._is_closed = False
@@ -287,7 +299,7 @@ class QuicPeer:
             link.lost("peer reset the stream")
 
     def progressed(self) -> None:
-        for link in list(self._links.values()):
+        for link in list(self.watched):
             link.progressed()
 
     def lost(self, reason: str) -> None:

@@ -12,8 +12,8 @@ few attempts it goes to the topic's dead letters. The id identifies the record, 
 An id from a lost connection identifies the same record on the next one. It is accepted if the record was delivered there again, and is
 an error otherwise. The timestamp distinguishes a topic from a deleted one of the same name.
 
-With auto commit a message counts as read when the peer's transport has acknowledged it. Otherwise it is delivered again. Pushed messages
-are then taken in chunks of columns, because none is acknowledged on its own.
+With auto commit a message counts as read when the peer's transport has acknowledged it. Otherwise it is delivered again. Messages are
+then taken in chunks of columns, because none is acknowledged on its own.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 from headrace import limits
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.groups.members import Delivery, Member, SettlementPolicy
+from headrace.broker.groups.members import Chunk, Delivery, Member, SettlementPolicy
 from headrace.errors import BrokerError
 from headrace.sessions.contract import StreamedLink
 from headrace.sessions.fujin.errors import INVALID_READER_TYPE, NO_FETCH_COUNT, NOT_SUPPORTED, READER_NOT_FOUND, UNKNOWN_MESSAGE, text
 from headrace.sessions.fujin.settings import FujinSettings, ReaderConnector
 from headrace.sessions.request_ids import log_refused
+from headrace.sessions.session import begin
 from headrace.wire.fujin import ConnectReader, Fetch, ReaderKind, Reply, Request, Settle, encode
 
 _ID: Final = struct.Struct(">IQQ")
@@ -95,7 +97,9 @@ class Reader:
         self._fetches: deque[Fetch] = deque()
         self._paused_for_fetches = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._is_fetching = False
         self._fetching: asyncio.Task[None] | None = None
+        """Answers the FETCHes after one that had to wait."""
         self._writable = asyncio.Event()
         self._writable.set()
         self._is_stopped = False
@@ -103,7 +107,7 @@ class Reader:
     @property
     def is_settled(self) -> bool:
         """Whether no FETCH waits for its reply."""
-        return self._fetching is None
+        return not self._is_fetching
 
     async def connect(self) -> str | None:
         """Open the sources. Return an error text, or None."""
@@ -133,7 +137,7 @@ class Reader:
         """Start pushing, if the client wants that. The client knows that it is connected."""
         if self._kind is ReaderKind.PUSH:
             for source in self._sources:
-                self._spawn(self._push(source))
+                self._keep(self._loop.create_task(self._push(source)))
 
     def handle(self, message: Fetch | Settle) -> None:
         if isinstance(message, Settle):
@@ -147,8 +151,9 @@ class Reader:
             if len(self._fetches) > limits.FUJIN_FETCHES_MAX and not self._paused_for_fetches:
                 self._paused_for_fetches = True
                 self._link.pause_reading()
-            if self._fetching is None:
-                self._fetching = self._spawn(self._fetch_all())
+            if not self._is_fetching:
+                self._is_fetching = True
+                self._fetching = self._keep(begin(self._fetch_all(), self._loop))
 
     def drained(self) -> None:
         self._confirm()
@@ -200,7 +205,7 @@ class Reader:
                 attempts_max=0,
                 in_flight_max=UNCONFIRMED_MAX,
                 dead_letters=False,
-                chunks=self._kind is ReaderKind.PUSH,
+                chunks=True,
             )
         return self._broker.join(
             self._who,
@@ -213,10 +218,11 @@ class Reader:
             address=self._link.peer,
         )
 
-    def _spawn(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def _keep(self, task: asyncio.Task[None] | None) -> asyncio.Task[None] | None:
+        """Cancel the task when the reader ends."""
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return task
 
     # Delivering.
@@ -226,7 +232,10 @@ class Reader:
         try:
             while not self._is_stopped:
                 await self._room()
-                if not await push(source):
+                if await push(source):
+                    # Records that arrive meanwhile go into the next chunk.
+                    await self._sent()
+                else:
                     # A draining broker returns nothing at once. Do not call it in a busy loop.
                     await asyncio.sleep(_DRAINING_SECONDS)
         except BrokerError as error:
@@ -242,7 +251,7 @@ class Reader:
         member = source.member
         chunk = await member.take_chunk(UNCONFIRMED_MAX, TAKE_BYTES, wait_ms=limits.FETCH_WAIT_MS_MAX)
         if chunk is not None:
-            self._send_confirmed(encode.messages(None, [value or b"" for value in chunk.values]), lambda: member.ack(chunk.ids))
+            self._send_confirmed(encode.messages(None, [value or b"" for value in chunk.values]), partial(member.ack, chunk.ids))
         return chunk is not None
 
     async def _room(self) -> None:
@@ -250,6 +259,12 @@ class Reader:
         while self._link.unsent_bytes > limits.OUTPUT_HIGH_WATER_BYTES:
             self._writable.clear()
             await self._writable.wait()
+
+    async def _sent(self) -> None:
+        """Wait until the connection had its turn to send."""
+        sent: asyncio.Future[None] = self._loop.create_future()
+        self._link.when_sent(lambda: None if sent.done() else sent.set_result(None))
+        await sent
 
     async def _fetch_all(self) -> None:
         """Answer the FETCHes one by one, in the order of the requests."""
@@ -261,8 +276,9 @@ class Reader:
                     self._paused_for_fetches = False
                     self._link.resume_reading()
         finally:
-            self._fetching = None
-        self._settled()
+            has_waited, self._fetching, self._is_fetching = self._fetching is not None, None, False
+        if has_waited:
+            self._settled()
 
     async def _fetch(self, message: Fetch) -> None:
         count = min(message.count, limits.FUJIN_FETCH_RECORDS_MAX)
@@ -275,13 +291,14 @@ class Reader:
             self._link.send(encode.fetched(message.cid, None if self._auto_commit else [], []))
             return
         source, taken = found
-        member, values = source.member, [delivery.value or b"" for delivery in taken]
-        if self._auto_commit:
-            self._send_confirmed(encode.fetched(message.cid, None, values), lambda: member.ack([delivery.id for delivery in taken]))
+        if isinstance(taken, Chunk):
+            values = [value or b"" for value in taken.values]
+            self._send_confirmed(encode.fetched(message.cid, None, values), partial(source.member.ack, taken.ids))
         else:
+            values = [delivery.value or b"" for delivery in taken]
             self._link.send(encode.fetched(message.cid, self._deliver(source, taken), values))
 
-    async def _take(self, count: int) -> tuple[Source, list[Delivery]] | None:
+    async def _take(self, count: int) -> tuple[Source, list[Delivery] | Chunk] | None:
         """Take from the first source that has messages, starting with another source each time. Wait a little if none has."""
         self._turn = (self._turn + 1) % len(self._sources)
         sources = self._sources[self._turn :] + self._sources[: self._turn]
@@ -290,8 +307,8 @@ class Reader:
             for source in sources:
                 if wait_ms == 0 and len(sources) == 1:
                     continue
-                taken = await source.member.take(count, FETCH_BYTES, wait_ms=wait_ms)
-                if taken:
+                take = source.member.take_chunk if self._auto_commit else source.member.take
+                if taken := await take(count, FETCH_BYTES, wait_ms=wait_ms):
                     return source, taken
         return None
 
@@ -310,16 +327,21 @@ class Reader:
         self._link.send(frames)
         self._sent_bytes += len(frames)
         self._unconfirmed.append((self._sent_bytes, arrived))
-        self._confirm()
+        self._confirm_later()
 
     def _confirm(self) -> None:
         """Confirm what the peer has received. Only messages count, so an unsent reply delays the confirmation and never advances it."""
         arrived = self._sent_bytes - self._link.unsent_bytes
         while self._unconfirmed and self._unconfirmed[0][0] <= arrived:
             self._unconfirmed.popleft()[1]()
-        if self._unconfirmed and not self._is_stopped:
-            self._link.when_acknowledged(self._confirm)
-        if self._unconfirmed and self._confirm_timer is None and not self._is_stopped:
+        if self._unconfirmed:
+            self._confirm_later()
+
+    def _confirm_later(self) -> None:
+        if self._is_stopped:
+            return
+        self._link.when_acknowledged(self._confirm)
+        if self._confirm_timer is None:
             self._confirm_timer = self._loop.call_later(_CONFIRM_SECONDS, self._confirm_again)
 
     def _confirm_again(self) -> None:
