@@ -30,15 +30,13 @@ from benchmarks.spark_ceiling import NAME as CEILING
 from headrace.bench import options
 from headrace.bench.children import BenchFailed
 from headrace.bench.report import Figure, NoteValue, Target, percentile
+from headrace.bench.spark import PARTITIONS, SEVEN, VALUE, Pair, Read, batch_read, fill, in_turns, steady_read, stream, stream_read
 from headrace.flight.client import FlightClient, Servers
 from headrace.spark import session
 
 PARTS = ["batch", "stream", "sink", "latency"]
 READ_TARGET, STREAM_TARGET, SINK_TARGET = Target(at_least=0.8), Target(at_least=0.8), Target(at_least=0.7)
 LATENCY_TARGET: Final = Target(at_most=30.0)
-SEVEN: Final = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
-VALUE: Final = "value binary"
-PARTITIONS: Final = 2
 ARRIVALS_PER_SECOND: Final = 100
 _ARRIVAL_SECONDS: Final = 0.02
 _WARM_BATCHES: Final = 5
@@ -54,89 +52,48 @@ class SparkPlan:
     """Duration of the measurement of small micro-batches."""
 
 
-@dataclass(slots=True)
-class Pair:
-    """Rates of Headrace and of the ceiling, turn by turn."""
-
-    name: str
-    target: Target | None
-    ours: list[float] = field(default_factory=list)
-    ceiling: list[float] = field(default_factory=list)
-
-    def figures(self) -> list[Figure]:
-        ratios = [own / most for own, most in zip(self.ours, self.ceiling, strict=True)]
-        return [
-            Figure(self.name, "rows/s", self.ours),
-            Figure(f"{self.name}: ceiling", "rows/s", self.ceiling),
-            Figure(f"{self.name} ÷ ceiling", "×", ratios, self.target),
-        ]
-
-
 class Workload:
     """A Spark session, a filled topic, and a directory for checkpoints."""
 
     def __init__(self, spark: SparkSession, address: str, directory: Path, plan: SparkPlan) -> None:
         self.spark, self.address, self.directory, self.plan = spark, address, directory, plan
         self.client = FlightClient(Servers.parse(address))
-        self.topic = self._fill()
+        self.topic, self.rows = "bench", plan.rows // PARTITIONS * PARTITIONS
+        fill(self.client, self.topic, plan.rows, plan.value_bytes)
 
     def close(self) -> None:
         self.client.close()
-
-    def _fill(self) -> str:
-        topic, plan = "bench", self.plan
-        self.client.create_topic(topic, PARTITIONS)
-        values = pa.RecordBatch.from_pydict({"value": pa.array([b"x" * plan.value_bytes] * 65_536, pa.binary())})
-        for partition in range(PARTITIONS):
-            rows = plan.rows // PARTITIONS
-            self.client.append(topic, (values.slice(0, min(65_536, rows - at)) for at in range(0, rows, 65_536)), partition=partition)
-        return topic
 
     def ours(self, schema: str) -> dict[str, Any]:
         options = {"servers": self.address, "subscribe": self.topic, "startingOffsets": "earliest"}
         return {"format": "headrace", "schema": schema, **options, "maxOffsetsPerTrigger": self.plan.per_trigger}
 
     def ceiling(self, schema: str) -> dict[str, Any]:
-        rows = {"rows": self.plan.rows // PARTITIONS * PARTITIONS, "size": self.plan.value_bytes, "perTrigger": self.plan.per_trigger}
+        rows = {"rows": self.rows, "size": self.plan.value_bytes, "perTrigger": self.plan.per_trigger}
         return {"format": CEILING, "schema": schema, **rows}
 
-    def batch_read(self, source: dict[str, Any]) -> float:
-        options = {name: value for name, value in source.items() if name not in ("maxOffsetsPerTrigger", "perTrigger")}
-        frame = self.spark.read.load(**options)
-        seconds = _timed(lambda: frame.write.format("noop").mode("overwrite").save())
-        return self.plan.rows / seconds
+    def batch_read(self, source: dict[str, Any]) -> Read:
+        return batch_read(self.spark, source, self.rows)
 
-    def stream_read(self, source: dict[str, Any], sink: dict[str, Any] | None = None) -> float:
-        """Return rows per second from the second micro-batch on."""
-        query = self._writer(source, sink).trigger(availableNow=True).start()
-        query.awaitTermination()
-        steady = [progress for progress in query.recentProgress if progress["numInputRows"]][1:]
-        if not steady:
-            raise BenchFailed("one micro-batch read all rows: raise --rows or lower --per-trigger")
-        return float(1000 * sum(p["numInputRows"] for p in steady) / sum(p["durationMs"]["triggerExecution"] for p in steady))
+    def stream_read(self, source: dict[str, Any], sink: dict[str, Any] | None = None) -> Read:
+        return stream_read(self.spark, source, self.rows, self.directory, sink)
 
-    def batch_write(self, sink: dict[str, Any]) -> float:
+    def batch_write(self, sink: dict[str, Any]) -> Read:
         value = F.lit("x" * self.plan.value_bytes).cast("binary").alias("value")
         frame: DataFrame = self.spark.range(self.plan.rows).select(value)
-        return self.plan.rows / _timed(lambda: frame.write.mode("append").save(**sink))
+        began = time.perf_counter()
+        frame.write.mode("append").save(**sink)
+        return Read(self.plan.rows / (time.perf_counter() - began))
 
     def our_sink(self) -> dict[str, Any]:
         topic = f"sink-{secrets.token_hex(4)}"
         self.client.create_topic(topic, PARTITIONS)
         return {"format": "headrace", "servers": self.address, "topic": topic}
 
-    def _writer(self, source: dict[str, Any], sink: dict[str, Any] | None) -> Any:
-        """Return a query from the source to the sink (default: noop) with its own checkpoint."""
-        format, *options = (sink or {"format": "noop"}).items()
-        checkpoint = self.directory / f"checkpoint-{secrets.token_hex(4)}"
-        frame = self.spark.readStream.load(**source)
-        return frame.writeStream.format(format[1]).options(**dict(options)).option("checkpointLocation", str(checkpoint))
-
     def rate_micro_batch(self) -> float:
         """Return rows per second of Spark's own source, without Python, from the second micro-batch on."""
         source = {"format": "rate-micro-batch", "rowsPerBatch": self.plan.per_trigger, "numPartitions": PARTITIONS}
-        found = self._batches(source, None, _WARM_BATCHES, 0.0)
-        return float(1000 * sum(p["numInputRows"] for p in found) / sum(p["durationMs"]["triggerExecution"] for p in found))
+        return steady_read(self._batches(source, None, _WARM_BATCHES, 0.0)).rate
 
     def latency(self, is_ours: bool, sink: dict[str, Any] | None = None) -> Latency:
         """Measure small micro-batches: the duration of each, and the age of its first row when it ends."""
@@ -168,7 +125,7 @@ class Workload:
 
     def _batches(self, source: dict[str, Any], sink: dict[str, Any] | None, skipped: int, seconds: float) -> list[Any]:
         """Return the progress of micro-batches with rows within `seconds`, without the first `skipped` ones; at least one."""
-        query = self._writer(source, sink).start()
+        query = stream(self.spark, source, self.directory, sink).start()
         found: dict[int, Any] = {}
         deadline = None
         while deadline is None or time.monotonic() < deadline:
@@ -227,12 +184,6 @@ def latency_figures(ours: Latency, ceiling: Latency, to_topic: Latency) -> list[
     return [*shown, Figure("micro-batch p50 above the constant source", "ms", [shown[0].value - shown[1].value], LATENCY_TARGET)]
 
 
-def _timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
-
-
 def _json(text: object) -> Any:
     return json.loads(text) if isinstance(text, str) else text
 
@@ -240,7 +191,7 @@ def _json(text: object) -> Any:
 def measured(workload: Workload, parts: tuple[str, ...], repeat: int, step: Callable[[str], Any]) -> Iterator[Figure]:
     """Measure the named parts. `step` is called with the name of each step."""
     plan = workload.plan
-    kinds: dict[str, list[tuple[Pair, Callable[[], float], Callable[[], float]]]] = {"batch": [], "stream": [], "sink": []}
+    kinds: dict[str, list[tuple[Pair, Callable[[], Read], Callable[[], Read]]]] = {"batch": [], "stream": [], "sink": []}
     for columns, schema in (("value", VALUE), ("seven columns", SEVEN)):
         ours, most = workload.ours(schema), workload.ceiling(schema)
         kinds["batch"].append(
@@ -265,26 +216,13 @@ def measured(workload: Workload, parts: tuple[str, ...], repeat: int, step: Call
     )
     for part in parts:
         for pair, ours_once, ceiling_once in kinds.get(part, ()):
-            yield from _in_turns(pair, ours_once, ceiling_once, repeat, step)
+            yield from in_turns(pair, ours_once, ceiling_once, repeat, step)
     if "stream" in parts:
         with step("Spark's own rate-micro-batch"):
             yield Figure("rate-micro-batch → noop, without Python", "rows/s", [workload.rate_micro_batch()])
     if "latency" in parts:
         with step("micro-batches of few rows"):
             yield from latency_figures(workload.latency(True), workload.latency(False), workload.latency(True, workload.our_sink()))
-
-
-def _in_turns(
-    pair: Pair, ours: Callable[[], float], ceiling: Callable[[], float], repeat: int, step: Callable[[str], Any]
-) -> Iterator[Figure]:
-    with step(f"{pair.name}, warming up"):
-        ceiling()
-        ours()
-    for number in range(repeat):
-        with step(f"{pair.name} {number + 1}/{repeat}"):
-            pair.ceiling.append(ceiling())
-            pair.ours.append(ours())
-    yield from pair.figures()
 
 
 @click.command()

@@ -88,3 +88,9 @@ def test_the_manifest_of_kafka_names_kafka_and_the_logger_of_failed_starts() -> 
     assert coordinates == ["org.apache.kafka:kafka_2.13:4.3.1", "org.slf4j:slf4j-simple:1.7.36"]
     assert {"kafka_2.13-4.3.1.jar", "slf4j-simple-1.7.36.jar"} < hashes.keys() and len(hashes) == 46
     assert all(len(digest) == 64 for digest in hashes.values())
+
+
+def test_the_manifest_of_sparks_connector_names_each_jar_alone() -> None:
+    coordinates, hashes = jars.read_manifest(jars.SPARK)
+    assert all(coordinate.endswith(" alone") for coordinate in coordinates)
+    assert hashes.keys() == {"{1}-{2}.jar".format(*coordinate.removesuffix(" alone").split(":")) for coordinate in coordinates}

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks import spark_ceiling
-from benchmarks.spark import SEVEN, VALUE, Latency, Pair, SparkPlan, Workload, latency_figures, measured
+from benchmarks.spark import Latency, SparkPlan, Workload, latency_figures, measured
+from headrace.bench.spark import PHASES, SEVEN, VALUE, Pair, Read
 from tests.spark.serving import FlightBroker
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ def test_topic_and_ceiling_hold_the_same_rows_of_the_same_columns(stage: Workloa
 
 def test_a_measured_write_is_in_the_topic(stage: Workload) -> None:
     sink = stage.our_sink()
-    assert stage.batch_write(sink) > 0
-    assert stage.stream_read(stage.ceiling(VALUE), sink) > 0
+    assert stage.batch_write(sink).rate > 0
+    assert stage.stream_read(stage.ceiling(VALUE), sink).rate > 0
     state = stage.client.describe([sink["topic"]])[sink["topic"]]
     assert sum(partition.end for partition in state.partitions) == 2 * PLAN.rows
 
@@ -54,10 +55,11 @@ def test_every_part_gives_its_figures(stage: Workload) -> None:
     ]
     assert all(min(figure.runs) > 0 for name, figure in figures.items() if "above" not in name)
     assert figures["micro-batch topic → noop"].notes["oldest row p50 ms"]
+    assert figures["stream read, value, 1,000 rows a trigger"].notes.keys() == {f"{phase} ms" for phase in PHASES}
 
 
 def test_parts_are_taken_within_a_turn() -> None:
-    pair = Pair("p", None, ours=[1.0, 30.0], ceiling=[2.0, 40.0])
+    pair = Pair("p", ours=[Read(1.0), Read(30.0)], theirs=[Read(2.0), Read(40.0)])
     assert pair.figures()[2].runs == [0.5, 0.75]
 
 

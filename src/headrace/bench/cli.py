@@ -376,6 +376,32 @@ def compare(
             running.report.add(figure)
 
 
+@bench.command()
+@options.common
+@options.size()
+@click.option("--against", type=click.Choice(["kafka"]), default="kafka", show_default=True, help="Source to compare with.")
+@click.option("--rows", type=click.IntRange(1_000), default=4_000_000, show_default=True, help="Rows of one turn.")
+@click.option("--per-trigger", type=click.IntRange(1_000), default=1_000_000, show_default=True, help="Rows of one micro-batch.")
+@click.option("--master", metavar="URL", default="local[2]", show_default=True, help="Spark master.")
+@needs("headrace bench spark", "pyspark", "pyarrow", "pandas", "aiokafka")
+def spark(
+    value_bytes: int, repeat: int, output: str, parent: Path | None, against: str, rows: int, per_trigger: int, master: str
+) -> None:  # fmt: skip
+    """Read topics with Spark, beside Spark's Kafka connector.
+
+    Starts a Kafka node, copies a topic to it, and reads the same rows from both in turns: in batches and in micro-batches, with all seven
+    columns and with the value alone. The notes show the median duration of each phase of a micro-batch.
+    """
+    from headrace.bench import spark as measurements
+
+    config: dict[str, NoteValue] = {
+        "against": against, "rows": rows, "value_bytes": value_bytes, "per_trigger": per_trigger, "master": master
+    }  # fmt: skip
+    with options.measuring("spark", repeat, output, parent, config) as running:
+        for figure in measurements.against_kafka(running, measurements.Comparison(rows, value_bytes, per_trigger, master)):
+            running.report.add(figure)
+
+
 def _compare_on_kafka(
     protocol_names: list[str], nodes: int, repeat: int, output: str, parent: Path | None, records: int, value_bytes: int
 ) -> None:

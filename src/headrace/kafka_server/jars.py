@@ -29,6 +29,8 @@ HERE: Final = Path(__file__).parent
 KAFKA: Final = HERE / "kafka.sha256"
 TOOLS: Final = HERE / "kafka-tools.sha256"
 """Kafka's load generator. It runs with the jars of Kafka."""
+SPARK: Final = HERE / "spark-kafka.sha256"
+"""Spark's Kafka connector. Maven Central has none for Spark 4.3; the newest one and the newest token provider it can resolve run there."""
 RESOLVE_SECONDS_MAX: Final = 600
 
 

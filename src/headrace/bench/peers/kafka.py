@@ -52,19 +52,19 @@ def check() -> None:
         raise PeerMissing(str(missing)) from None
 
 
-def new_topic(cluster: Cluster) -> str:
-    """Create a topic with one partition and return its name."""
-    return asyncio.run(_new_topic(cluster))
+def new_topic(cluster: Cluster, partitions: int = 1) -> str:
+    """Create a topic and return its name."""
+    return asyncio.run(_new_topic(cluster, partitions))
 
 
-async def _new_topic(cluster: Cluster) -> str:
+async def _new_topic(cluster: Cluster, partitions: int) -> str:
     from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
     name = f"bench-kafka-{next(_TOPICS)}"
     admin = AIOKafkaAdminClient(bootstrap_servers=cluster.bootstrap)
     await admin.start()
     try:
-        await admin.create_topics([NewTopic(name, 1, min(3, len(cluster.nodes)))])
+        await admin.create_topics([NewTopic(name, partitions, min(3, len(cluster.nodes)))])
     finally:
         await admin.close()
     return name
