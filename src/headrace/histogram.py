@@ -23,9 +23,10 @@ class Histogram:
         self.total = 0.0
         """Sum of all observations."""
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, count: int = 1) -> None:
+        """Add `count` observations of the same value."""
+        self.counts[bisect_left(self.bounds, value)] += count
+        self.total += value * count
 
     @property
     def count(self) -> int:

@@ -39,6 +39,7 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "delete_topic": (lambda broker: broker.delete_topic(BOB, "t"), Action.DELETE, "topic"),
     "publish": (lambda broker: broker.publish(BOB, "t", RecordBatch([b"x"])), Action.PUBLISH, "topic"),
     "publish_each": (lambda broker: broker.publish_each(BOB, ["t"], [b"x"]), Action.PUBLISH, "topic"),
+    "publish_one": (lambda broker: broker.publish_one(BOB, "t", b"x"), Action.PUBLISH, "topic"),
     "check_ready": (lambda broker: broker.check_ready(BOB, "t", [b"x"]), Action.PUBLISH, "topic"),
     "prepare": (lambda broker: broker.prepare(BOB, "t", [b"x"]), Action.DESCRIBE, "topic"),
     "fetch": (lambda broker: broker.fetch(BOB, "t", 0, 0, bytes_max=1), Action.READ, "topic"),

@@ -11,7 +11,8 @@ from headrace.broker.dead_letters.dead_letters import DeadLetterEntry
 from headrace.broker.groups.members import Delivery, Member, MemberEntry, SettlementPolicy
 from headrace.broker.groups.membership import Mode
 from headrace.broker.groups.offsets import GroupLag
-from headrace.broker.publishing.publish import ProducerStamp, Published, PublishedEach
+from headrace.broker.publishing.publish import ProducerStamp
+from headrace.broker.publishing.published import Outcome, Published, PublishedEach, PublishedOne
 from headrace.broker.publishing.requirements import NOWHERE, OnInvalid
 from headrace.broker.reading.cursor import Cursor
 from headrace.broker.reading.fetch import Fetched
@@ -43,11 +44,13 @@ __all__ = [
     "MemberEntry",
     "Mode",
     "OnInvalid",
+    "Outcome",
     "Principal",
     "ProducerStamp",
     "Publication",
     "Published",
     "PublishedEach",
+    "PublishedOne",
     "Requirement",
     "Resource",
     "SchemaType",

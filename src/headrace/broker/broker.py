@@ -34,7 +34,8 @@ from headrace.broker.operations.messages import DeadLetterOperations, DelayedOpe
 from headrace.broker.operations.schemas import Schemas
 from headrace.broker.operations.writers import WriterOperations, WriterPermissions
 from headrace.broker.publishing.producers import Producers
-from headrace.broker.publishing.publish import ProducerStamp, Published, PublishedEach, Publisher
+from headrace.broker.publishing.publish import ProducerStamp, Publisher
+from headrace.broker.publishing.published import Outcome, Published, PublishedEach
 from headrace.broker.publishing.requirements import Rule
 from headrace.broker.reading.cursor import Cursor, Cursors, Delivered
 from headrace.broker.reading.fetch import Fetched, Fetcher
@@ -308,6 +309,10 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         if not answer.cancelled() and answer.exception() is None:
             meter.count(len(batch), batch.size_bytes)
             meter.took(self.meters.ticks() - began)
+
+    def publish_one(self, who: Principal, topic: str, value: bytes, key: bytes | None = None, *, partition: int | None = None) -> Outcome:
+        """Publish a single record as `publish` does. Records of the same turn of the loop share an append, so this is cheaper."""
+        return self._publisher.publish_one(who, topic, value, key, partition)
 
     def publish_each(
         self, who: Principal, topics: Sequence[str], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None

@@ -50,6 +50,13 @@ class Meter:
                 self.published_bytes += write.size_bytes
         self.took(seconds)
 
+    def published_singly(self, records: int, size_bytes: int, seconds: float) -> None:
+        """Count single records that were acknowledged together. Each was a batch for its publisher."""
+        self.count(records, size_bytes)
+        self.published_batches += records
+        self.publish_seconds += records * seconds
+        self.publish_duration.observe(seconds, records)
+
     def count(self, records: int, size_bytes: int) -> None:
         """Count published records."""
         self.published_records += records

@@ -14,7 +14,8 @@ from typing import Final, Protocol
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.groups.offsets import Groups
-from headrace.broker.publishing.publish import Placing, Published, Publisher
+from headrace.broker.publishing.publish import Placing, Publisher
+from headrace.broker.publishing.published import Published
 from headrace.broker.settings import Clock, Later, Timer
 from headrace.broker.tables import Staged
 from headrace.broker.topics import check_name

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.publishing.publish import Published
+from headrace.broker.publishing.published import Published
 from headrace.broker.schema_checks import settled
 from headrace.errors import BrokerError, InvalidRequest, Unavailable
 from headrace.flight import request

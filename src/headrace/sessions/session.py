@@ -22,6 +22,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
+from headrace.broker import PublishedOne
 from headrace.errors import BrokerError, WireError
 from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES
 from headrace.sessions.contract import Link
@@ -34,7 +35,9 @@ Message = TypeVar("Message")
 Decoded = TypeVar("Decoded", covariant=True)
 Work: TypeAlias = Coroutine[Any, Any, None]
 Encode: TypeAlias = Callable[[], bytes]
-_Owed: TypeAlias = tuple[asyncio.Future[Any] | None, int, Encode]
+Outcome: TypeAlias = asyncio.Future[Any] | PublishedOne
+"""Result that a reply waits for."""
+_Owed: TypeAlias = tuple[Outcome | None, int, Encode]
 """A reply that waits for a publish, its size in flight, and the reply to send when it is done. None: it waits for earlier replies only."""
 
 WORK_A_TURN: Final = 64
@@ -269,7 +272,7 @@ class BaseSession(ABC, Generic[Message]):
             self._work_left -= WORK_A_TURN * self._ready_bytes // REPLY_BYTES_A_TURN
             self._flush()
 
-    def _owe(self, outcome: asyncio.Future[Any], size_bytes: int, reply: Encode) -> None:
+    def _owe(self, outcome: Outcome, size_bytes: int, reply: Encode) -> None:
         """Send `reply()` after the earlier replies, when the outcome is there."""
         self._in_flight_bytes += size_bytes
         if self._has_ordered_replies:
@@ -286,7 +289,7 @@ class BaseSession(ABC, Generic[Message]):
         self._owed.append(owed)
         outcome.add_done_callback(partial(self._settled_early, owed, is_answered))
 
-    def _settled(self, outcome: asyncio.Future[Any]) -> None:
+    def _settled(self, outcome: Outcome) -> None:
         """Reply to all completed requests, oldest first. One flush completes many: the first call answers all of them."""
         failure = asyncio.CancelledError() if outcome.cancelled() else outcome.exception()
         if self._is_lost:
@@ -297,7 +300,7 @@ class BaseSession(ABC, Generic[Message]):
         if self._answer_due():
             self._advance()
 
-    def _settled_early(self, owed: _Owed, is_answered: list[bool], outcome: asyncio.Future[Any]) -> None:
+    def _settled_early(self, owed: _Owed, is_answered: list[bool], outcome: Outcome) -> None:
         """Reply to a completed request even if earlier ones are not completed."""
         self._settled(outcome)
         if not (is_answered or self._is_closed or self._is_lost):

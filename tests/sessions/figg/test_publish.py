@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from headrace.broker.authorizer import Action, Principal, Resource
-from headrace.broker.publishing.publish import Published
+from headrace.broker.publishing.published import Published
 from headrace.broker.settings import BrokerSettings
 from headrace.errors import BrokerError, DiskFull, StorageFailed
 from headrace.limits import VALUE_BYTES_MAX
@@ -36,10 +36,14 @@ class ControlledFutures:
     def __init__(self, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.futures: list[asyncio.Future[Published]] = []
         monkeypatch.setattr(peer.broker, "publish", self.publish)
+        monkeypatch.setattr(peer.broker, "publish_one", self.publish_one)
 
     def publish(self, who: Principal, topic: str, batch: RecordBatch, *, partition: int) -> asyncio.Future[Published]:
         self.futures.append(asyncio.get_running_loop().create_future())
         return self.futures[-1]
+
+    def publish_one(self, who: Principal, topic: str, value: bytes, *, partition: int) -> asyncio.Future[Published]:
+        return self.publish(who, topic, RecordBatch([value]), partition=partition)
 
     def finish(self, index: int) -> None:
         self.futures[index].set_result(Published(0, 0, 1, 0))

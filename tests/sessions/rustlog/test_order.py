@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headrace.broker.publishing.publish import Published
+from headrace.broker.publishing.published import Published
 from headrace.errors import DiskFull
 from headrace.limits import (
     FETCHES_AT_ONCE_MAX,
@@ -47,11 +47,15 @@ class Disk:
         self.staged: list[tuple[RecordBatch, asyncio.Future[Published]]] = []
         self._end = 0
         monkeypatch.setattr(server.broker, "publish", self._publish)
+        monkeypatch.setattr(server.broker, "publish_one", self._publish_one)
 
     def _publish(self, who: object, topic: str, batch: RecordBatch, *, partition: int) -> asyncio.Future[Published]:
         future: asyncio.Future[Published] = asyncio.get_running_loop().create_future()
         self.staged.append((batch, future))
         return future
+
+    def _publish_one(self, who: object, topic: str, value: bytes, *, partition: int) -> asyncio.Future[Published]:
+        return self._publish(who, topic, RecordBatch([value]), partition=partition)
 
     def sync(self, count: int | None = None) -> None:
         """The oldest publishes are on disk."""

@@ -177,7 +177,7 @@ async def test_a_write_that_fails_is_told_and_reading_goes_on(
         future.set_exception(failure)
         return future
 
-    monkeypatch.setattr(server.broker, "publish", fail)
+    monkeypatch.setattr(server.broker, "publish_one", fail)
     assert await peer.exchange(BINARY, m.Produce("t", 0, [b"b"])) == m.ErrorReply("Failed to write record: no space", code)
     assert await peer.exchange(JSON, m.Produce("t", 0, [b"b"])) == m.ErrorReply("failed to write record: no space")
     assert await peer.exchange(BINARY, m.Fetch("t", 0, 0, 100)) == m.FetchReply(range(1), [b"a"], 1)

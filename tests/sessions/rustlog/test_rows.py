@@ -200,7 +200,7 @@ async def test_row_13_a_record_too_large_for_the_broker_is_refused_by_size(
     def refuse(*_: object, **__: object) -> None:
         raise RecordTooLarge(size_bytes=7, bytes_max=6)
 
-    monkeypatch.setattr(server.broker, "publish", refuse)
+    monkeypatch.setattr(server.broker, "publish_one", refuse)
     reply = await peer.exchange(dialect, m.Produce("orders", 0, [b"0123456"]))
     assert isinstance(reply, m.ErrorReply)
     assert reply.message == f"{'failed' if dialect is JSON else 'Failed'} to write record: record too large: 7 bytes"

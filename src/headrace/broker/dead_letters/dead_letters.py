@@ -35,7 +35,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, TypeAlias
 
 from headrace.broker.groups.progress import Row, rows_of
-from headrace.broker.publishing.publish import Placing, Published, Publisher, Route
+from headrace.broker.publishing.publish import Placing, Publisher, Route
+from headrace.broker.publishing.published import Published
 from headrace.broker.publishing.requirements import Divert
 from headrace.broker.reading.batches import unexpired
 from headrace.broker.settings import Clock

@@ -21,7 +21,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from headrace.broker.publishing.publish import Placing, ProducerStamp, Published, Publisher, Route
+from headrace.broker.publishing.publish import Placing, ProducerStamp, Publisher, Route
+from headrace.broker.publishing.published import Published
 from headrace.broker.settings import Clock
 from headrace.broker.tables import TableLog
 from headrace.broker.topics import check_name

@@ -14,7 +14,9 @@ from typing import Any, Final, cast
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.meters import Meter, Meters
+from headrace.broker.publishing.gathering import RECORD_BYTES_MAX, Gathering
 from headrace.broker.publishing.partitioner import assign, hashes, pick
+from headrace.broker.publishing.published import Outcome, Published, PublishedEach
 from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, Rule
 from headrace.broker.settings import Clock
 from headrace.broker.tracing import Tracer
@@ -25,40 +27,6 @@ from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 _ROUTES_MAX: Final = 65_536
 _PRINCIPALS_MAX: Final = 1_024
 """Cached routes of a principal, and principals with cached routes."""
-
-
-@dataclass(slots=True)
-class Published:
-    """Position of a published batch."""
-
-    partition: int
-    """Partition of the first record."""
-    base_offset: int
-    """Offset of the first record."""
-    count: int
-    timestamp: int
-    """Unix ms of the first record."""
-    placements: list[tuple[int, int]] | None = None
-    """(partition, offset) of each record if the batch is not contiguous in one partition, else None. `requirements.NOWHERE` for a
-    record that the topic's rule moved to the dead letters."""
-
-    def placement(self, index: int) -> tuple[int, int]:
-        """Return (partition, offset) of the record with this index in the batch."""
-        if self.placements is not None:
-            return self.placements[index]
-        return self.partition, self.base_offset + index
-
-
-@dataclass(slots=True)
-class PublishedEach:
-    """Positions of independent records."""
-
-    partitions: list[int]
-    offsets: list[int]
-    timestamp: int
-    """Unix ms of all of them."""
-    failed: dict[int, BrokerError]
-    """Records that were not published, by index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +40,7 @@ class ProducerStamp:
 class Route:
     """Cached facts about a topic that a publish needs."""
 
-    __slots__ = ("_clock", "_ttl_ms", "meters", "partitions", "place", "placement", "rule", "topic", "turn")
+    __slots__ = ("_clock", "_ttl_ms", "is_plain", "meters", "partitions", "place", "placement", "rule", "topic", "turn")
 
     def __init__(self, topic: Topic, clock: Clock, rule: Rule | None = None, placement: Placement = Placement.FNV1A) -> None:
         self.placement = placement
@@ -85,13 +53,10 @@ class Route:
         self.turn = 0
         self._ttl_ms = topic.config.ttl_ms
         self._clock = clock
+        self.is_plain = rule is None and not topic.config.ttl_ms
+        """Whether records are written as they are: without a rule to check and an expiry to add."""
         self.place = (topic.name, 0) if topic.partitions == 1 and self.is_plain else None
         """Topic and partition of every record, if there is only one and nothing to check."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether records are written as they are: without a rule to check and an expiry to add."""
-        return self.rule is None and not self._ttl_ms
 
     def check(self, batch: AnyBatch) -> None:
         """Raise `InvalidRecord` for a record that the topic's rule rejects. A record that the rule moves to the dead letters passes."""
@@ -232,11 +197,13 @@ class Publisher:
         self._draining = False
         self._staged = 0
         self._drained: asyncio.Future[None] | None = None
+        self._gathering = Gathering(self._append_gathered, self.meters)
 
     def publish(self, who: Principal, topic: str, batch: AnyBatch, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
         route = self.known_route(who, topic)
         placing = Placing(route, batch, partition)
         traced = None if self.tracer is None else self.tracer.publish(topic, who.protocol, batch)
+        self._gathering.send()
         if len(placing.writes) > 1 and not self._engine.capabilities.cheap_atomic_append:
             staged = self._append_each(placing.writes, ack)
         else:
@@ -245,11 +212,34 @@ class Publisher:
             staged.add_done_callback(traced)
         self._staged += 1
         answer: asyncio.Future[Published] = staged.get_loop().create_future()
-        meter = route.meters.get(who.protocol)
-        if meter is None:
-            meter = route.meters[who.protocol] = self.meters.meter(topic, who.protocol)
+        meter = route.meters.get(who.protocol) or self._meter(route, who.protocol)
         staged.add_done_callback(partial(self._answer, answer, placing, meter, who.protocol, self.meters.ticks()))
         return answer
+
+    def publish_one(self, who: Principal, topic: str, value: bytes, key: bytes | None, partition: int | None) -> Outcome:
+        route = self.known_route(who, topic)
+        size_bytes = len(value) if key is None else len(value) + len(key)
+        if not route.is_plain or self.tracer is not None or size_bytes > RECORD_BYTES_MAX:
+            return self.publish(who, topic, RecordBatch([value], None if key is None else [key]), partition, None)
+        place = route.place
+        if place is None or partition:
+            if partition is None:
+                partition = route.next_turn() if key is None else hashes([key], route.placement)[0] % route.partitions
+            elif not 0 <= partition < route.partitions:
+                raise UnknownPartition(topic, partition)
+            place = (route.topic, partition)
+        protocol = who.protocol
+        return self._gathering.add(place, value, key, route.meters.get(protocol) or self._meter(route, protocol), protocol)
+
+    def _meter(self, route: Route, protocol: str) -> Meter:
+        meter = route.meters[protocol] = self.meters.meter(route.topic, protocol)
+        return meter
+
+    def _append_gathered(self, writes: Sequence[Write]) -> asyncio.Future[list[Appended]]:
+        staged = self._engine.append(writes)
+        self._staged += 1
+        staged.add_done_callback(self._landed)
+        return staged
 
     def publish_each(
         self, who: Principal, topics: Sequence[str], values: Sequence[bytes], keys: Sequence[bytes | None] | None
@@ -261,6 +251,7 @@ class Publisher:
         known = self._spread(routes, topics, keys) if None in places else cast("list[tuple[str, int]]", places)
         if known is None:
             return None
+        self._gathering.send()
         staged = self._engine.append_each(known, values, keys)
         self._staged += 1
         answer: asyncio.Future[PublishedEach] = staged.get_loop().create_future()
@@ -337,6 +328,7 @@ class Publisher:
 
     def append(self, writes: Sequence[Write], ack: Ack | None = None, *, urgent: bool = False) -> asyncio.Future[list[Appended]]:
         """Append and register the append, so that a drain waits for it."""
+        self._gathering.send()
         staged = self._engine.append(writes, ack=ack, urgent=urgent)
         self._staged += 1
         staged.add_done_callback(self._landed)
@@ -383,6 +375,7 @@ class Publisher:
         """Reject new publishes and wait for the staged ones."""
         self._draining = True
         self._allowed.clear()
+        self._gathering.send()
         if self._staged:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained

@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.publishing.publish import Published
+from headrace.broker.publishing.published import Outcome
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRecord, UnknownTopic
 from headrace.limits import (
@@ -171,7 +171,10 @@ class BlipMqSession(BaseSession[Message]):
             return self._nack(batch.cids, errors.INVALID_QOS)
         headers = None if batch.qos else [QOS_0_HEADERS] * len(batch.values)
         try:
-            published = self._broker.publish(who, batch.topic, RecordBatch(batch.values, headers=headers), partition=PARTITION)
+            if batch.qos and len(batch.values) == 1:
+                published: Outcome = self._broker.publish_one(who, batch.topic, batch.values[0], partition=PARTITION)
+            else:
+                published = self._broker.publish(who, batch.topic, RecordBatch(batch.values, headers=headers), partition=PARTITION)
         except (UnknownTopic, SchemaCheckPending) as error:
             if may_create:
                 self._start(self._publish_to_new_topic(batch, who), batch.cids)
@@ -213,13 +216,13 @@ class BlipMqSession(BaseSession[Message]):
             # If the topic is deleted again in between, the publish fails.
             self._publish(batch, who, may_create=False)
 
-    def _stage(self, batch: PublishBatch, published: asyncio.Future[Published]) -> None:
+    def _stage(self, batch: PublishBatch, published: Outcome) -> None:
         """Reserve the place of the batch's reply."""
         size_bytes = sum(map(len, batch.values))
         batch.values = []  # the reply needs only the ids
         self._owe(published, size_bytes, partial(self._publish_reply, batch, published))
 
-    def _publish_reply(self, batch: PublishBatch, published: asyncio.Future[Published]) -> bytes:
+    def _publish_reply(self, batch: PublishBatch, published: Outcome) -> bytes:
         error = published.exception()
         return self._publish_nacks_of(batch, error) if isinstance(error, BrokerError) else b""
 

@@ -16,7 +16,7 @@ from functools import partial
 from headrace import limits
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.publishing.publish import Published
+from headrace.broker.publishing.published import Outcome
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRecord, UnknownTopic
 from headrace.records import RecordBatch
@@ -120,7 +120,10 @@ class FiggSession(BaseSession[ClientMessage]):
 
     def _publish(self, batch: PublishBatch) -> None:
         try:
-            future = self._broker.publish(self._who, batch.topic, RecordBatch(batch.values), partition=PARTITION)
+            if len(batch.values) == 1:
+                future: Outcome = self._broker.publish_one(self._who, batch.topic, batch.values[0], partition=PARTITION)
+            else:
+                future = self._broker.publish(self._who, batch.topic, RecordBatch(batch.values), partition=PARTITION)
         except InvalidRecord as failure:
             if failure.index:
                 # The records before it are valid and are published before the connection ends.
@@ -129,7 +132,7 @@ class FiggSession(BaseSession[ClientMessage]):
         size_bytes = sum(map(len, batch.values)) + RECORD_OVERHEAD_BYTES * len(batch.values)
         self._owe(future, size_bytes, partial(self._published, batch.seqs, future))
 
-    def _published(self, seqs: Sequence[int], future: asyncio.Future[Published]) -> bytes:
+    def _published(self, seqs: Sequence[int], future: Outcome) -> bytes:
         failure = future.exception()
         if isinstance(failure, BrokerError):
             self._owed.clear()  # an ACK for a later publish would cover the failed one

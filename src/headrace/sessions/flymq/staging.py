@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import groupby, repeat
 from typing import Any, Final
 
-from headrace.broker import Broker, Principal, Published, PublishedEach
+from headrace.broker import Broker, Outcome, Principal, Published, PublishedEach, PublishedOne
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRecord, InvalidRequest, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX, KIB
@@ -24,7 +24,7 @@ from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
 from headrace.wire.flymq.many import encode_metadata_each
 from headrace.wire.flymq.messages import AUTO, ProduceBatch, ProduceMany, RecordMetadataBatch
-from headrace.wire.flymq.produce import encode_metadata
+from headrace.wire.flymq.produce import encode_metadata_one
 
 TTL_MS_MAX: Final = 1 << 53
 """Upper bound of a duration. Its sum with a time fits 64 bits."""
@@ -94,7 +94,7 @@ class StagedRecord:
 
     __slots__ = ("_key_size", "_topic", "_value_size", "outcome", "size_bytes")
 
-    def __init__(self, batch: ProduceBatch, outcome: asyncio.Future[Published]) -> None:
+    def __init__(self, batch: ProduceBatch, outcome: Outcome) -> None:
         key = batch.keys[0] if batch.keys is not None else None
         self._topic = batch.topic
         self._value_size = len(batch.values[0])
@@ -103,13 +103,13 @@ class StagedRecord:
         self.size_bytes = self._value_size + (len(key) if key else 0) + IN_FLIGHT_OVERHEAD_BYTES
 
     def reply(self, dialect: Dialect) -> bytes:
-        outcome = _resolved(self.outcome)
-        if isinstance(outcome, BrokerError):
-            return encode_failure(publish_error_reply(outcome), dialect)
-        partition, offset = outcome.placement(0)
-        return encode_metadata(
-            RecordMetadataBatch(self._topic, (partition,), (offset,), (outcome.timestamp,), (self._key_size,), (self._value_size,))
-        )
+        outcome = self.outcome
+        if isinstance(outcome, PublishedOne) and outcome.error is None:
+            return encode_metadata_one(self._topic, outcome.partition, outcome.offset, outcome.timestamp, self._key_size, self._value_size)
+        published = _resolved(outcome)
+        if isinstance(published, BrokerError):
+            return encode_failure(publish_error_reply(published), dialect)
+        return encode_metadata_one(self._topic, *published.placement(0), published.timestamp, self._key_size, self._value_size)
 
 
 class StagedMany:
@@ -151,7 +151,7 @@ def stage_many(broker: Broker, who: Principal, many: ProduceMany) -> StagedMany 
     return None if outcome is None else StagedMany(many, outcome)
 
 
-def _resolved(outcome: asyncio.Future[Published] | BrokerError) -> Published | BrokerError:
+def _resolved(outcome: Outcome | BrokerError) -> Published | BrokerError:
     if isinstance(outcome, BrokerError):
         return outcome
     error = outcome.exception()
@@ -173,8 +173,9 @@ def stage(broker: Broker, who: Principal, batch: ProduceBatch) -> Staged | Stage
     """Publish the batch. Raises `UnknownTopic` and `SchemaCheckPending`, in which case nothing was staged."""
     if len(batch.values) == 1 and batch.ttls is None and len(batch.values[0]) <= KIB:
         partition = None if batch.partitions is None or batch.partitions[0] == AUTO else batch.partitions[0]
+        key = None if batch.keys is None else batch.keys[0]
         try:
-            return StagedRecord(batch, broker.publish(who, batch.topic, RecordBatch(batch.values, batch.keys), partition=partition))
+            return StagedRecord(batch, broker.publish_one(who, batch.topic, batch.values[0], key, partition=partition))
         except (UnknownTopic, SchemaCheckPending):
             raise
         except BrokerError as error:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.publishing.publish import Published
+from headrace.broker.publishing.published import Published
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.broker.transactions import Transaction
 from headrace.errors import BrokerError, InvalidRecord, UnknownTopic

@@ -12,7 +12,7 @@ from typing import Final, cast
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import GroupLag
-from headrace.broker.publishing.publish import Published
+from headrace.broker.publishing.published import Outcome
 from headrace.broker.reading.batches import size_bytes
 from headrace.errors import (
     BrokerError,
@@ -82,11 +82,13 @@ class RustLogHandlers:
 
     # Produce
 
-    def stage(self, request: m.Produce) -> asyncio.Future[Published]:
+    def stage(self, request: m.Produce) -> Outcome:
         """Stage the records, all or none, in the order of the calls. Raises the errors of `Broker.publish`."""
+        if len(request.records) == 1:
+            return self._broker.publish_one(self._who, request.topic, request.records[0], partition=request.partition)
         return self._broker.publish(self._who, request.topic, RecordBatch(request.records), partition=request.partition)
 
-    def produced(self, dialect: Dialect, request: m.Produce, staged: asyncio.Future[Published], started_ns: int) -> m.Reply:
+    def produced(self, dialect: Dialect, request: m.Produce, staged: Outcome, started_ns: int) -> m.Reply:
         """Return the reply to a staged Produce that is done."""
         error = staged.exception()
         if isinstance(error, BrokerError):
@@ -108,7 +110,7 @@ class RustLogHandlers:
         started_ns = self._context.ticks_ns()
         try:
             await self._broker.prepare(self._who, request.topic, request.records)
-            staged = self.stage(request)
+            staged = self._broker.publish(self._who, request.topic, RecordBatch(request.records), partition=request.partition)
             await asyncio.wait((staged,))
         except BrokerError as error:
             return self._failed(dialect, request, error)

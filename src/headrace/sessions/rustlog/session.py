@@ -14,7 +14,7 @@ from functools import partial
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.publishing.publish import Published
+from headrace.broker.publishing.published import Outcome
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
@@ -119,7 +119,7 @@ class RustLogSession(BaseSession[Incoming]):
         self._owe(outcome, size_bytes, partial(self._produced, dialect, request, outcome, started_ns))
         return True
 
-    def _produced(self, dialect: Dialect, request: Produce, outcome: asyncio.Future[Published], started_ns: int) -> bytes:
+    def _produced(self, dialect: Dialect, request: Produce, outcome: Outcome, started_ns: int) -> bytes:
         return encode_reply(dialect, self._handlers.produced(dialect, request, outcome, started_ns))
 
     async def _decode(self, deferred: Deferred) -> None:

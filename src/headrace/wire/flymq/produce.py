@@ -33,7 +33,8 @@ _LONE_TAIL = struct.Struct(">II")
 """Key length and, without a key, value length."""
 _AUTO_BYTES: Final = _PARTITION.pack(AUTO)
 _METADATA_TAIL: Final = "iQqii"
-_METADATA_TAIL_BYTES: Final = struct.calcsize(">" + _METADATA_TAIL)
+_METADATA: Final = struct.Struct(">" + _METADATA_TAIL)
+_METADATA_TAIL_BYTES: Final = _METADATA.size
 
 _STRETCH_MIN: Final = 16
 _STRETCH_GROWTH: Final = 4
@@ -241,10 +242,19 @@ def encode_metadata(batch: RecordMetadataBatch, opcode: int = Opcode.PRODUCE) ->
     """Return a RecordMetadata frame for each record. They differ only in their last 28 bytes."""
     field = S16.write(batch.topic)
     front = _HEADER.pack(_HEAD & ~0xFF00 | opcode << 8, len(field) + _METADATA_TAIL_BYTES) + field
-    rows = map(
-        struct.Struct(">" + _METADATA_TAIL).pack, batch.partitions, batch.offsets, batch.timestamps, batch.key_sizes, batch.value_sizes
-    )
+    rows = map(_METADATA.pack, batch.partitions, batch.offsets, batch.timestamps, batch.key_sizes, batch.value_sizes)
     return front + front.join(rows)
+
+
+@lru_cache(maxsize=1024)
+def _metadata_front(topic: str) -> bytes:
+    field = S16.write(topic)
+    return _HEADER.pack(_HEAD, len(field) + _METADATA_TAIL_BYTES) + field
+
+
+def encode_metadata_one(topic: str, partition: int, offset: int, timestamp: int, key_size: int, value_size: int) -> bytes:
+    """Return the RecordMetadata frame of a single record."""
+    return _metadata_front(topic) + _METADATA.pack(partition, offset, timestamp, key_size, value_size)
 
 
 def take_metadata(buffer: bytes, position: int, end: int) -> tuple[RecordMetadataBatch | None, int]:
