@@ -438,6 +438,8 @@ class FlightClient:
             return failures
         if error is not None and not isinstance(error, Unavailable):
             raise error from None
+        if isinstance(error, NotCoordinator) and len(self._servers.addresses) == 1:
+            raise error from None  # there is no other broker to ask
         if failures >= ATTEMPTS_MAX or not isinstance(failure, _CONNECTION_FAILURES):
             raise _raised(failure) from None
         self._drop_connection()
