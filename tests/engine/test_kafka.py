@@ -40,9 +40,9 @@ class Place:
         self.prefix = f"k{next(_PREFIXES)}-"
         self.opened: list[KafkaEngine] = []
 
-    def engine(self, *, is_elected: bool = False, deadline_ms: int = 60_000) -> KafkaEngine:
+    def engine(self, *, is_elected: bool = False, deadline_ms: int = 60_000, refresh_ms: int = 100) -> KafkaEngine:
         settings = KafkaSettings(
-            self.bootstrap, prefix=self.prefix, deadline_ms=deadline_ms, refresh_ms=100, is_elected=is_elected, replication=1
+            self.bootstrap, prefix=self.prefix, deadline_ms=deadline_ms, refresh_ms=refresh_ms, is_elected=is_elected, replication=1
         )
         engine = KafkaEngine(settings, clock=clock)
         self.opened.append(engine)
@@ -238,6 +238,16 @@ async def test_an_engine_that_is_not_the_owner_writes_topics_and_no_tables_until
     await other.append([Write("__table", 0, RecordBatch([b"row of the next"]))])
     assert await values(other, "__table") == [b"row", b"row of the next"]
     assert await values(other, "t") == [b"a", b"b", b"c"]
+
+
+async def test_a_reader_that_polls_sees_the_records_of_others_before_the_next_refresh(place: Place, engine: KafkaEngine) -> None:
+    await engine.create_topic("t", 1, TopicConfig())
+    reader = place.engine(is_elected=True, refresh_ms=600_000)
+    await reader.open()
+    assert await reader.read("t", 0, 0, bytes_max=1_000) == []
+    await engine.append([Write("t", 0, RecordBatch([b"a"]))])
+    await until(lambda: reader.bounds("t", 0).end == 1)
+    assert await values(reader, "t") == [b"a"]
 
 
 async def test_kafka_away_fails_appends_after_the_deadline_and_what_was_sent_arrives_once(kafka: Cluster, place: Place) -> None:

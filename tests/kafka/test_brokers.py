@@ -17,6 +17,7 @@ import headrace
 from headrace.access.access import Access, AccessSettings, Mode
 from headrace.access.administration import Caller
 from headrace.broker.authorizer import Action, Principal, Resource
+from headrace.clients.blipmq.client import BlipMqClient
 from headrace.clients.connect import Connecting
 from headrace.clients.flymq.client import FlyMqClient
 from headrace.clients.messages import Settlement, Start
@@ -258,3 +259,13 @@ async def test_logins_and_rules_on_every_broker_are_those_of_the_coordinator(kaf
         for engine, access in zip(engines, accesses, strict=True):
             await access.close()
             await engine.close()
+
+
+async def test_a_subscription_without_settlement_works_on_every_broker(brokers: Brokers, topic: str) -> None:
+    blipmq = next(peer for peer in PEERS if peer.protocol == "blipmq")
+    async with asyncio.timeout(WAIT_SECONDS), connect(blipmq, brokers.other) as client:
+        subscriptions = [await cast(BlipMqClient, client).subscribe(topic, qos=0) for _ in range(2)]
+        async with flymq(brokers.coordinator) as publisher:
+            await publisher.publish(topic, b"live")
+        for subscription in subscriptions:
+            assert (await anext(subscription)).value == b"live"

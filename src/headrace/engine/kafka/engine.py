@@ -64,6 +64,7 @@ _FOLLOW_BYTES: Final = 1 * MIB
 _FOLLOW_WAIT_MS: Final = 300
 _STABLE_WAIT_MS: Final = 100
 _PAUSE_SECONDS: Final = 0.2
+_LINGER_SECONDS: Final = 5.0
 _COMMIT_SECONDS: Final = 0.005
 _CACHE_BYTES_MAX: Final = 128 * MIB
 _SETTINGS_TOPIC: Final = "__topics"
@@ -80,6 +81,10 @@ class _OwnSettings(msgspec.Struct, omit_defaults=True):
     ack: Ack = Ack.DURABLE
     ttl_ms: int = 0
     dead_letter_expired: bool = False
+
+
+def _own_of(config: TopicConfig) -> _OwnSettings:
+    return _OwnSettings(config.ack, config.ttl_ms, config.dead_letter_expired)
 
 
 class KafkaEngine:
@@ -120,6 +125,7 @@ class KafkaEngine:
         self._missing: set[str] = set()
         """Topics that the last refresh did not find."""
         self._followers: dict[int, asyncio.Task[None]] = {}
+        self._follow_timer: asyncio.TimerHandle | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_lock = asyncio.Lock()
         self._is_open = False
@@ -201,6 +207,9 @@ class KafkaEngine:
 
     async def close(self) -> None:
         self._is_open = False
+        if self._follow_timer is not None:
+            self._follow_timer.cancel()
+            self._follow_timer = None
         tasks = [task for task in (self._refreshing, self._taking_over, *self._followers.values()) if task is not None]
         for task in tasks:
             task.cancel()
@@ -222,6 +231,8 @@ class KafkaEngine:
 
     async def create_topic(self, name: str, partitions: int, config: TopicConfig, *, internal: bool = False) -> Topic:
         kafka_name, kafka_config = self._names.to_kafka(name), to_kafka_config(config)
+        if _own_of(config) != _OwnSettings():
+            await self._refresh()  # the settings of a topic that another broker has just created must stay
         if name in self._topics:
             raise TopicExists(name)
         self._check_room(0, partitions)
@@ -398,7 +409,7 @@ class KafkaEngine:
     # Settings that Kafka does not keep
 
     async def _put_own(self, name: str, config: TopicConfig) -> None:
-        own = _OwnSettings(config.ack, config.ttl_ms, config.dead_letter_expired)
+        own = _own_of(config)
         if own != self._own.get(name, _OwnSettings()):
             self._own[name] = own
             await self._write_own(name, own)
@@ -484,6 +495,8 @@ class KafkaEngine:
             await self._refresh_bounds([log])  # others may have written since
         if not log.first <= offset <= log.end:
             raise OffsetOutOfRange(wanted=offset, first=log.first, end=log.end)
+        if offset == log.end and not log.watchers:
+            self._linger(log)
         position, end = offset, log.end
         while position < end:
             found = log.cached(position, bytes_max, records_max)
@@ -536,16 +549,30 @@ class KafkaEngine:
 
         return stop
 
+    def _linger(self, log: PartitionLog) -> None:
+        """Follow a partition for a while that a client has read to its end: a client that polls asks again soon, and must not wait for
+        the next refresh to see the records of other brokers."""
+        stop = self.watch(log.topic, log.number, lambda: None)
+        asyncio.get_running_loop().call_later(_LINGER_SECONDS, stop)
+
     # Following
 
     def _follow(self) -> None:
         """Start a task for each node that leads a watched partition and has none."""
         if not self._is_open:
             return
-        for node in self._cluster.by_leader(log.place for log in self._watched):
+        places = self._cluster.by_leader(log.place for log in self._watched)
+        if sum(map(len, places.values())) < len(self._watched) and self._follow_timer is None:
+            # The client library does not know the leader of each partition yet.
+            self._follow_timer = asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._follow_later)
+        for node in places:
             if node not in self._followers:
                 task = self._followers[node] = asyncio.get_running_loop().create_task(self._follow_node(node))
                 task.add_done_callback(partial(self._followed, node))
+
+    def _follow_later(self) -> None:
+        self._follow_timer = None
+        self._follow()
 
     def _followed(self, node: int, task: asyncio.Task[None]) -> None:
         self._followers.pop(node, None)
