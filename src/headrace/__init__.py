@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from headrace.errors import LoginThrottled as LoginThrottled
     from headrace.errors import NoSuchEntry as NoSuchEntry
     from headrace.errors import NotAuthorized as NotAuthorized
+    from headrace.errors import NotCoordinator as NotCoordinator
     from headrace.errors import OffsetOutOfRange as OffsetOutOfRange
     from headrace.errors import OutOfSequence as OutOfSequence
     from headrace.errors import RecordTooLarge as RecordTooLarge
@@ -118,7 +119,7 @@ _MODULES: Final = {
     "headrace.errors": """
         AppendUnknown BrokerError ConfigError CorruptData DiskFull EntryExists GroupHasMembers HeadraceError IncompatibleSchema
         InvalidRecord InvalidRequest InvalidSchema InvalidTopicName InvalidTransaction LimitExceeded LoginFailed LoginThrottled
-        NoSuchEntry NotAuthorized OffsetOutOfRange OutOfSequence RecordTooLarge StaleEpoch StorageFailed TopicExists
+        NoSuchEntry NotAuthorized NotCoordinator OffsetOutOfRange OutOfSequence RecordTooLarge StaleEpoch StorageFailed TopicExists
         Unavailable UnknownDelivery UnknownMessage UnknownPartition UnknownSchema UnknownStage UnknownTopic WireError
     """,
     "headrace.extras": "MissingExtra",

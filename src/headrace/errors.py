@@ -289,3 +289,15 @@ class Unavailable(BrokerError):
     """The broker is starting, draining or overloaded."""
 
     code, retriable = "unavailable", True
+
+
+class NotCoordinator(Unavailable):
+    """The operation needs the coordinator: the broker that owns the tables. `address` is where it listens; empty if unknown."""
+
+    code = "not_coordinator"
+    TEXT: ClassVar[str] = "this operation needs the coordinator"
+    """Begins the message. Clients of protocols without error codes look for it."""
+
+    def __init__(self, address: str = "") -> None:
+        super().__init__(f"{self.TEXT}, which is at {address}" if address else f"{self.TEXT}, which is not known yet; try again")
+        self.address = address

@@ -54,7 +54,7 @@ class Mortal:
         self.health = engine.health
         self.capabilities = engine.capabilities
         self.topic_changed = engine.topic_changed
-        self.lost, self.epoch, self.offset_store = engine.lost, engine.epoch, engine.offset_store
+        self.ownership, self.epoch, self.offset_store = engine.ownership, engine.epoch, engine.offset_store
         self.life = life
         self.is_late = is_late
 

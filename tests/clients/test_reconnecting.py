@@ -14,6 +14,7 @@ from headrace.clients.options import ClientOptions
 from headrace.clients.publishing import Records
 from headrace.clients.reconnecting import ReconnectingClient
 from headrace.clients.window import Batch, Entry, Window
+from headrace.errors import NotCoordinator
 
 
 class Ledger(Window[Entry]):
@@ -79,6 +80,20 @@ class FakeClient(ReconnectingClient[ClientOptions]):
     def lose(self) -> None:
         self._lost("cut")
 
+    def _drop(self, reason: str) -> None:
+        self._lost(reason)
+
+    async def ask(self, coordinator: str) -> str:
+        """Make a request that only this host serves."""
+
+        async def request() -> str:
+            await self.opened.wait()
+            if self._host != coordinator:
+                raise NotCoordinator(coordinator)
+            return self._host
+
+        return await self._at_coordinator(request)
+
     def add_addresses(self, *hosts: str) -> None:
         self._others = tuple((host, 1) for host in hosts)
 
@@ -120,6 +135,28 @@ async def test_a_client_of_several_addresses_gives_up_after_as_many_refusals_of_
     client.lose()
     with pytest.raises(RefusedRepeatedly, match="ended 4 connections in a row"):
         client.use()
+
+
+async def test_a_request_that_needs_the_coordinator_moves_on_until_it_is_found() -> None:
+    ledger = Ledger()
+    ledger.empty.set()
+    client = FakeClient(ledger)
+    client.add_addresses("second", "third")
+    await client._open()
+    assert list(await asyncio.gather(client.ask("third"), client.ask("third"))) == ["third", "third"]
+    assert client.tried == ["nowhere", "second", "third"], "two requests move the client once"
+    assert await client.ask("second") == "second"
+    assert client.tried == ["nowhere", "second", "third", "nowhere", "second"]
+    client.abandon()
+
+
+async def test_a_request_that_needs_the_coordinator_fails_at_once_without_another_address() -> None:
+    client = FakeClient(Ledger())
+    await client._open()
+    with pytest.raises(NotCoordinator, match="this operation needs the coordinator, which is at elsewhere"):
+        await client.ask("elsewhere")
+    assert client.tried == ["nowhere"]
+    client.abandon()
 
 
 async def test_pauses_go_on_growing_while_no_connection_is_useful() -> None:

@@ -22,6 +22,7 @@ from headrace.engine.contract import (
     Capabilities,
     Health,
     OffsetStore,
+    Ownership,
     Topic,
     TopicConfig,
     Write,
@@ -78,12 +79,12 @@ class RemoteEngine:
         self.inner.topic_changed = changed
 
     @property
-    def lost(self) -> Callable[[], None]:
-        return self.inner.lost
+    def ownership(self) -> Ownership:
+        return self.inner.ownership
 
-    @lost.setter
-    def lost(self, lost: Callable[[], None]) -> None:
-        self.inner.lost = lost
+    @ownership.setter
+    def ownership(self, ownership: Ownership) -> None:
+        self.inner.ownership = ownership
 
     @property
     def epoch(self) -> int:

@@ -21,7 +21,7 @@ from headrace.engine.kafka.cluster import Cluster as Connection
 from headrace.engine.kafka.engine import KafkaEngine
 from headrace.engine.kafka.producer import Producer
 from headrace.engine.kafka.settings import KafkaSettings
-from headrace.errors import AppendUnknown, BrokerError, InvalidRequest, InvalidTopicName, Unavailable, UnknownTopic
+from headrace.errors import AppendUnknown, BrokerError, InvalidRequest, InvalidTopicName, NotCoordinator, Unavailable, UnknownTopic
 from headrace.kafka_server import Cluster
 from headrace.records import RecordBatch
 
@@ -42,9 +42,9 @@ class Place:
         self.prefix = f"k{next(_PREFIXES)}-"
         self.opened: list[KafkaEngine] = []
 
-    def engine(self, *, is_elected: bool = False, deadline_ms: int = 60_000) -> KafkaEngine:
+    def engine(self, *, is_elected: bool = False, deadline_ms: int = 60_000, refresh_ms: int = 100) -> KafkaEngine:
         settings = KafkaSettings(
-            self.bootstrap, prefix=self.prefix, deadline_ms=deadline_ms, refresh_ms=100, is_elected=is_elected, replication=1
+            self.bootstrap, prefix=self.prefix, deadline_ms=deadline_ms, refresh_ms=refresh_ms, is_elected=is_elected, replication=1
         )
         engine = KafkaEngine(settings, clock=clock)
         self.opened.append(engine)
@@ -201,7 +201,7 @@ async def test_a_second_owner_takes_the_tables_and_kafka_refuses_the_first(place
     await engine.create_topic("__table", 1, TopicConfig(), internal=True)
     await engine.append([Write("__table", 0, RecordBatch([b"first"]))])
     is_lost = asyncio.Event()
-    engine.lost = is_lost.set
+    engine.ownership.lost = is_lost.set
     second = place.engine()
     await second.open()
     assert second.epoch > engine.epoch
@@ -214,17 +214,42 @@ async def test_a_second_owner_takes_the_tables_and_kafka_refuses_the_first(place
     assert await values(second, "__table") == [b"first", b"second"]
 
 
-async def test_a_standby_waits_for_the_owner_to_leave(place: Place) -> None:
-    owner, standby = place.engine(is_elected=True), place.engine(is_elected=True)
+async def test_an_engine_that_is_not_the_owner_writes_topics_and_no_tables_until_it_takes_over(place: Place) -> None:
+    owner, other = place.engine(is_elected=True), place.engine(is_elected=True)
+    gained = asyncio.Event()
+    other.ownership.gained = gained.set
     await owner.open()
-    opening = asyncio.ensure_future(standby.open())
-    await owner.create_topic("t", 1, TopicConfig())
+    owner.ownership.advertise("owner:9092")
+    await other.open()
+    assert (owner.ownership.is_owner, other.ownership.is_owner) == (True, False)
+    await until(lambda: other.ownership.coordinator == "owner:9092")
+    await owner.create_topic("__table", 1, TopicConfig(), internal=True)
+    await other.create_topic("t", 2, TopicConfig(ttl_ms=5_000))
+    await until(lambda: owner.topics().get("t") == other.topics()["t"])
+    await until(lambda: "__table" in other.topics())
     await owner.append([Write("t", 0, RecordBatch([b"a"]))])
-    assert not opening.done()
+    await other.append([Write("t", 0, RecordBatch([b"b"]))])
+    await other.append([Write("t", 0, RecordBatch([b"c"])), Write("t", 1, RecordBatch([b"d"]))])
+    with pytest.raises(NotCoordinator, match="owner:9092"):
+        other.append([Write("t", 0, RecordBatch([b"never"])), Write("__table", 0, RecordBatch([b"never"]))])
+    await owner.append([Write("__table", 0, RecordBatch([b"row"]))])
     await owner.close()
     async with asyncio.timeout(SECONDS):
-        await opening
-    assert standby.bounds("t", 0) == Bounds(0, 1)
+        await gained.wait()
+    assert other.ownership.is_owner
+    await other.append([Write("__table", 0, RecordBatch([b"row of the next"]))])
+    assert await values(other, "__table") == [b"row", b"row of the next"]
+    assert await values(other, "t") == [b"a", b"b", b"c"]
+
+
+async def test_a_reader_that_polls_sees_the_records_of_others_before_the_next_refresh(place: Place, engine: KafkaEngine) -> None:
+    await engine.create_topic("t", 1, TopicConfig())
+    reader = place.engine(is_elected=True, refresh_ms=600_000)
+    await reader.open()
+    assert await reader.read("t", 0, 0, bytes_max=1_000) == []
+    await engine.append([Write("t", 0, RecordBatch([b"a"]))])
+    await until(lambda: reader.bounds("t", 0).end == 1)
+    assert await values(reader, "t") == [b"a"]
 
 
 async def test_kafka_away_fails_appends_after_the_deadline_and_what_was_sent_arrives_once(kafka: Cluster, place: Place) -> None:

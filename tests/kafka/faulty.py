@@ -100,7 +100,7 @@ def _kind(error: HeadraceError) -> str:
 
 
 class Subject:
-    """Two brokers on one cluster, of which one serves and the other waits, and the faults that can happen to them."""
+    """Two brokers on one cluster that both serve, and the faults that can happen to them."""
 
     def __init__(self, cluster: Cluster, folder: Path, topic: str) -> None:
         self.cluster, self.topic, self._folder = cluster, topic, folder
@@ -123,7 +123,7 @@ class Subject:
             broker.process.communicate()
 
     async def serving(self) -> int:
-        """Wait until a broker accepts connections and return its number."""
+        """Wait until a broker accepts connections and return its number: the coordinator, or the other one."""
         async with asyncio.timeout(RECOVERY_SECONDS_MAX):
             while True:
                 for number, port in enumerate(self._ports):
@@ -154,7 +154,7 @@ class Subject:
         await asyncio.to_thread(self.cluster.wait)
 
     async def kill_broker(self) -> None:
-        """Kill the broker that serves. The other takes over; the killed one starts again and waits."""
+        """Kill a broker. The other serves, as the coordinator if that was killed; the killed one starts again."""
         number = await self.serving()
         self._brokers[number].process.kill()
         self._brokers[number].process.communicate()
@@ -162,7 +162,7 @@ class Subject:
         self._brokers[number] = self._started(number)
 
     async def pause_broker(self, chance: random.Random) -> None:
-        """Pause the broker that serves, at times so long that the other takes over. The paused one must notice it."""
+        """Pause a broker, at times so long that the other takes over from it. The paused one must notice it."""
         process = self._brokers[await self.serving()].process
         process.send_signal(signal.SIGSTOP)
         await asyncio.sleep(chance.uniform(0.5, 20.0))

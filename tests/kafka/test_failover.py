@@ -1,18 +1,26 @@
-"""Two brokers on one Kafka: one owns the tables, the other waits and takes over."""
+"""Two brokers on one Kafka: when the coordinator is paused or killed, the other becomes it, and its clients go on."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 import headrace
+from headrace.clients.messages import ConnectionState
+from headrace.errors import HeadraceError, NotCoordinator
 from headrace.kafka_server import Cluster
+from tests.conftest import Proof
 from tests.server.process import BrokerProcess
 
 SECONDS = 60
+_T = TypeVar("_T")
 
 
 def start(directory: Path, cluster: Cluster, name: str) -> BrokerProcess:
@@ -30,40 +38,79 @@ async def ready(broker: BrokerProcess) -> None:
     await asyncio.to_thread(broker.wait_ready)
 
 
+async def known(topic: str, client: headrace.Client) -> None:
+    """Wait until the broker has heard of the topic."""
+    async with asyncio.timeout(SECONDS):
+        while topic not in await client.topics():  # noqa: ASYNC110  # it reads the topics of others at intervals
+            await asyncio.sleep(0.05)
+
+
+async def stepped_down(broker: BrokerProcess) -> None:
+    """Wait until the broker serves and is not the coordinator. It closes its listeners before, and may open them on other ports."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            await ready(broker)
+            with contextlib.suppress(HeadraceError, OSError):
+                async with headrace.connect(url(broker), refused_connections_max=1) as client:
+                    try:
+                        await client.committed("t", group="g")
+                    except NotCoordinator:
+                        return
+            await asyncio.sleep(0.05)
+
+
+async def by_coordinator(request: Callable[[], Awaitable[_T]]) -> _T:
+    """Repeat a request until the broker is the coordinator."""
+    async with asyncio.timeout(SECONDS):
+        while True:
+            try:
+                return await request()
+            except NotCoordinator:
+                await asyncio.sleep(0.05)
+
+
 @pytest.mark.kill_loop
-async def test_a_standby_takes_over_from_a_paused_owner_with_everything_it_had(kafka: Cluster, tmp_path: Path) -> None:
+async def test_the_other_broker_takes_over_from_a_paused_coordinator_and_its_own_clients_do_not_notice(
+    kafka: Cluster, tmp_path: Path, proof: Proof
+) -> None:
     first = start(tmp_path, kafka, "first")
+    states: list[ConnectionState] = []
     try:
         await ready(first)
         second = start(tmp_path, kafka, "second")
         try:
+            await ready(second)
             async with headrace.connect(url(first)) as client:
                 await client.create_topic("t")
                 await client.publish("t", b"before")
                 await client.commit("t", 1, group="g")
                 await client.publish_delayed("t", b"delayed", delay_ms=12_000)
-            assert not second.ready_file.exists()
-            first.process.send_signal(signal.SIGSTOP)
-            await ready(second)
-            async with headrace.connect(url(second)) as client:
-                assert await client.committed("t", group="g") == 1
-                await client.publish("t", b"after")
+            async with headrace.connect(url(second), on_state=lambda state, reason: states.append(state)) as client:
+                await known("t", client)
+                subscription = await client.subscribe("t", start="earliest")
+                assert (await anext(subscription)).value == b"before"
+                with pytest.raises(NotCoordinator):
+                    await client.committed("t", group="g")
+                first.process.send_signal(signal.SIGSTOP)
+                paused_at = time.monotonic()
+                await client.publish("t", b"while nobody is the coordinator")
+                assert await by_coordinator(lambda: client.committed("t", group="g")) == 1
+                proof("ms until another broker was the coordinator", round(1000 * (time.monotonic() - paused_at)))
                 first.process.send_signal(signal.SIGCONT)  # it has lost the tables while it slept
                 values = list[bytes | None]()
                 async with asyncio.timeout(SECONDS):
-                    async for message in await client.subscribe("t", start="earliest"):
-                        values.append(message.value)
-                        if b"delayed" in values:
-                            break
-                async with asyncio.timeout(SECONDS):
-                    while first.ready_file.exists():  # noqa: ASYNC110  # another process removes it
-                        await asyncio.sleep(0.05)
-                await client.publish("t", b"last")
-                assert [message.value for message in await client.fetch("t")] == [b"before", b"after", b"delayed", b"last"]
-            second.process.kill()
-            await ready(first)
-            async with headrace.connect(url(first)) as client:
-                assert [message.value for message in await client.fetch("t")] == [b"before", b"after", b"delayed", b"last"]
+                    while b"delayed" not in values:
+                        values.append((await anext(subscription)).value)
+                await stepped_down(first)
+                async with headrace.connect(url(first)) as other:
+                    await other.publish("t", b"last")
+                    assert (await anext(subscription)).value == b"last"
+                    assert states == [ConnectionState.CONNECTED], "its connection was open the whole time"
+                    second.process.kill()
+                    assert await by_coordinator(lambda: other.committed("t", group="g")) == 1
+                    wanted = [b"before", b"while nobody is the coordinator", b"delayed", b"last"]
+                    assert [message.value for message in await other.fetch("t")] == wanted
+                client.abandon()
         finally:
             second.process.kill()
             second.process.communicate()

@@ -15,7 +15,7 @@ from headrace.engine.kafka.engine import KafkaEngine
 from headrace.kafka_server import Cluster
 from headrace.records import RecordBatch
 from headrace.server import certificates
-from headrace.server.config import resolve
+from headrace.server.config_sources import resolve
 from headrace.server.kafka import kafka_settings
 from tests.kafka import secured
 from tests.server.process import BrokerProcess, start_error

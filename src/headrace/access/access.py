@@ -51,6 +51,7 @@ from headrace.access.policy import (
 from headrace.access.rows import UserRow, check_user_name, fits, id_of
 from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.broker.settings import Clock, Later, Timer
+from headrace.broker.tables import TableFollower
 from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, LoginFailed, LoginThrottled, Unavailable
 from headrace.limits import LOGIN_PAUSE_MS_MAX, LOGINS_REMEMBERED_MAX
@@ -224,7 +225,9 @@ class Access:
         self._clock, self._random_bytes = clock, random_bytes
         self._later = later
         self._audit = Audit(engine, clock, retention_ms=settings.audit_retention_ms)
+        self._engine = engine
         self._directory = Directory(engine, self._audit, self._changed)
+        self._following = TableFollower(engine, self._directory.tables, self._changed)
         self._passwords = passwords if passwords is not None else Passwords(random_bytes)
         self._throttle = Throttle()
         self._policy = Policy()
@@ -239,10 +242,16 @@ class Access:
 
     async def open(self, admin_password: str | None = None) -> str | None:
         """Load the tables. If access is enforced and no user could administer the broker, create the user `admin` with this password
-        or a new one. A new password is returned and must be shown once."""
+        or a new one. A new password is returned and must be shown once.
+
+        If another process owns the tables, follow them. Call it again when this one has become the owner."""
+        await self._following.stop()
         await self._directory.load()
         self._is_loaded = True
         self._changed()
+        if not self._engine.ownership.is_owner:
+            self._following.start()
+            return None
         if not self.is_enforced or self._directory.admins():
             return None
         made = None
@@ -260,6 +269,7 @@ class Access:
 
     async def close(self) -> None:
         self._is_closed = True
+        await self._following.stop()
         if self._timer is not None:
             self._timer.cancel()
         self._passwords.close()

@@ -105,7 +105,7 @@ class Audit:
         known = self._engine.topics().get(TOPIC)
         if known is None:
             await self._engine.create_topic(TOPIC, 1, self._config, internal=True)
-        elif known.config != self._config:
+        elif known.config != self._config and self._engine.ownership.is_owner:
             await self._engine.alter_topic(TOPIC, config=self._config)
 
     def write(self, event: Event) -> Write:

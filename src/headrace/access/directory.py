@@ -11,12 +11,12 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from headrace.access.audit import Audit, Event
 from headrace.access.policy import BUILT_IN_ROLES, Key, Policy, Role, User
 from headrace.access.rows import KeyRow, RoleRow, RuleKey, RuleRow, UserRow, rule_of
-from headrace.broker.tables import K, Staged, Table, V
+from headrace.broker.tables import K, Staged, Table, TableLog, V
 from headrace.engine.contract import Engine, Write, known, when_known
 
 Follow: TypeAlias = Callable[[Staged], None]
@@ -46,8 +46,13 @@ class Directory:
         self._turn = asyncio.Lock()
         self._staged: Staged | None = None
 
+    @property
+    def tables(self) -> list[TableLog[Any, Any]]:
+        return [self._users, self._roles, self._rules, self._keys]
+
     async def load(self) -> None:
-        for table in (self._users, self._roles, self._rules, self._keys):
+        """Load the tables, or what is new in them."""
+        for table in self.tables:
             await table.load()
         await self._audit.load()
 

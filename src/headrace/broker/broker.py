@@ -48,7 +48,7 @@ from headrace.broker.tracing import Tracer, headers_of
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Placement, Topic, TopicConfig
-from headrace.errors import BrokerError, UnknownTopic
+from headrace.errors import BrokerError, NotCoordinator, UnknownTopic
 from headrace.records import AnyBatch
 
 _DEFAULTS = BrokerSettings()
@@ -101,7 +101,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
             create_dead_letter_topic=self._create_dead_letter_topic,
         )
         self._creating_dead_letters: set[asyncio.Task[None]] = set()
-        self.schemas = Schemas(self._schemas, authorizer, self._topics, self._dead_letters)
+        self.schemas = Schemas(self._schemas, authorizer, self._topics, self._dead_letters, self.check_coordinator)
         self._sweep = Sweep(engine, publisher, self._dead_letters, clock=clock, later=later, every_ms=settings.sweep_every_ms)
         self._schedule = Schedule(
             engine,
@@ -129,6 +129,8 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         self._stages = Stages(engine, WriterPermissions(authorizer, engine), publisher, clock=clock, later=later, settings=settings)
         self._readable: dict[tuple[Principal, str], tuple[range, Meter]] = {}
         """Partitions that a principal may read, for `read_now`."""
+        self._is_coordinator = False
+        self._following = self._schemas.follower()
         engine.topic_changed = self._topic_changed_elsewhere
         self._expiry: asyncio.Task[None] | None = None
         self._expiry_timer: Timer | None = None
@@ -144,8 +146,20 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         self._publisher.tracer = tracer
 
     async def open(self) -> None:
-        """Open the engine and load the tables."""
+        """Open the engine and load the tables. If another process owns them, follow those that publishing and listing need; `take_over`
+        loads the rest later."""
         await self._engine.open()
+        self._opened_at = self._clock()
+        if self._engine.ownership.is_owner:
+            await self.take_over()
+            return
+        await self._schemas.open()
+        await self._groups.load()
+        self._following.start()
+
+    async def take_over(self) -> None:
+        """Serve as the coordinator, once the engine owns the tables."""
+        await self._following.stop()
         await self._schemas.open()
         await self._groups.open(self._exists)
         await self._producers.load(self._exists)
@@ -153,8 +167,19 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         await self._sweep.open()
         await self._schedule.open(self._exists)
         await self._stages.open()
-        self._opened_at = self._clock()
+        self._is_coordinator = True
+        self._sweep.consider()
         self._schedule_expiry()
+
+    @property
+    def is_coordinator(self) -> bool:
+        """Whether this broker serves the operations that need the owner of the tables."""
+        return self._is_coordinator
+
+    def check_coordinator(self) -> None:
+        """Raises `NotCoordinator`."""
+        if not self._is_coordinator:
+            raise NotCoordinator(self._engine.ownership.coordinator)
 
     async def close(self) -> None:
         """Drain: reject new publishes, end long polls, wait for staged appends, commit settlement progress, close the engine.
@@ -166,6 +191,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
     async def _close(self) -> None:
         if self._expiry_timer is not None:
             self._expiry_timer.cancel()
+        await self._following.stop()
         staged = asyncio.get_running_loop().create_task(self._publisher.drain())
         self._fetcher.drain()
         self._watermarks.drain()
@@ -185,9 +211,10 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
 
     async def maintain(self) -> None:
         """Run retention, compaction and the expiry of idle producers now. They also run periodically."""
-        await self._producers.expire()
-        await self._stages.expire()
-        await self._sweep.now()
+        if self._is_coordinator:
+            await self._producers.expire()
+            await self._stages.expire()
+            await self._sweep.now()
         await self._engine.maintain()
 
     def access_changed(self) -> None:
@@ -274,11 +301,13 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
 
     async def alter_topic(self, who: Principal, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
         """Add partitions (never remove) or replace the configuration."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.ALTER, "topic", name)
         return await self._topics.alter(name, partitions, config)
 
     async def delete_topic(self, who: Principal, name: str) -> None:
         """Delete a topic with its records, committed offsets and producer state. Waiting readers fail with `UnknownTopic`."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.DELETE, "topic", name)
         await self._topics.delete(name)
 
@@ -300,6 +329,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         `SchemaCheckPending`. The future fails with `DiskFull` or `StorageFailed`."""
         if producer is None:
             return self._publisher.publish(who, topic, batch, partition, ack)
+        self.check_coordinator()
         began = self.meters.ticks()
         answer = self._producers.publish(self._publisher.route(who, topic), batch, partition, producer, ack)
         answer.add_done_callback(partial(self._count_published, self.meters.meter(topic, who.protocol), batch, began))
@@ -458,6 +488,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
 
     def begin(self, who: Principal, *, id: str | None = None, timeout_ms: int = 60_000) -> Transaction:
         """Open a transaction. Raises `LimitExceeded`, and `InvalidTransaction` while one of the same id is open."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.PUBLISH, "transaction", id or "")
         return self._transactions.begin(who, id, timeout_ms)
 
@@ -486,7 +517,10 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         return self.meters.by_protocol(partial(self._authorizer.allows_topic, who), with_gone=self.may_describe(who))
 
     def delayed_count(self, who: Principal) -> int:
-        """Return the number of delayed messages: all of them for principals that may describe the broker, else those of `delayed`."""
+        """Return the number of delayed messages: all of them for principals that may describe the broker, else those of `delayed`. 0 if
+        this broker is not the coordinator."""
+        if not self._is_coordinator:
+            return 0
         return len(self._schedule) if self.may_describe(who) else len(self.delayed(who))
 
     @property
@@ -512,7 +546,8 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         self._readable.clear()
         self._publisher.forget(name)
         self._watermarks.topic_changed(name)
-        self._sweep.consider()
+        if self._is_coordinator:
+            self._sweep.consider()
         self._consumers.partitions_added(name, self._engine.topics()[name].partitions)
 
     def _topic_changed_elsewhere(self, name: str) -> None:
@@ -534,6 +569,8 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         self._watermarks.topic_gone(gone)
         self._cursors.topic_gone(gone)
         self._consumers.topic_gone(gone)
+        if not self._is_coordinator:
+            return  # the coordinator sees the deletion too and removes the rows
         await self._groups.topic_gone(name)
         await self._producers.topic_gone(name)
         await self._dead_letters.topic_gone(name)

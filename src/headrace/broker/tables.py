@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
 
 from headrace.engine.contract import Ack, Appended, Cleanup, Engine, TopicConfig, Write, known, when_known
+from headrace.errors import BrokerError
 from headrace.records import RecordBatch
 
 K = TypeVar("K", bound=tuple[object, ...])
@@ -22,6 +23,8 @@ V = TypeVar("V")
 
 _CONFIG = TopicConfig(ack=Ack.DURABLE, cleanup=Cleanup.COMPACT, segment_bytes=16 * 1024 * 1024, tombstone_retention_ms=3600 * 1000)
 _READ_BYTES = 4 * 1024 * 1024
+_STEP: Final = "following the tables of the coordinator"
+_PAUSE_SECONDS: Final = 0.5
 
 Changes: TypeAlias = Iterable[tuple[K, V | None]]
 """Keys and their new values; None deletes."""
@@ -39,6 +42,7 @@ class TableLog(Generic[K, V]):
         self.name = name
         self._engine = engine
         self._pending: set[Staged] = set()
+        self._position = 0
         self._encode = msgspec.json.Encoder().encode
         self._encode_value = msgspec.msgpack.Encoder().encode if is_binary else self._encode
         self._decode_key = msgspec.json.Decoder(key_type).decode
@@ -48,11 +52,15 @@ class TableLog(Generic[K, V]):
         raise NotImplementedError
 
     async def load(self) -> None:
-        """Create the topic if it is missing, and show all its records."""
+        """Create the topic if it is missing, and show its records: all, or those since the last call."""
         if self.name not in self._engine.topics():
             await self._engine.create_topic(self.name, 1, _CONFIG, internal=True)
+        await self.catch_up()
+
+    async def catch_up(self) -> bool:
+        """Show the records since the last call, which another process has written. Returns whether there are any."""
         bounds = self._engine.bounds(self.name, 0)
-        position = bounds.first
+        begin = position = max(self._position, bounds.first)
         while position < bounds.end:
             batches = await self._engine.read(self.name, 0, position, bytes_max=_READ_BYTES)
             if not batches:
@@ -61,7 +69,8 @@ class TableLog(Generic[K, V]):
                 for key, value in zip(batch.keys() or (), batch.values(), strict=True):
                     assert key is not None, "a table's records all have keys"
                     self.show(self._decode_key(key), None if value is None else self._decode_value(value))
-            position = batches[-1].next_offset
+            position = self._position = batches[-1].next_offset
+        return position > begin
 
     def write(self, changes: Changes[K, V] | Callable[[Sequence[Appended]], Changes[K, V]]) -> Write:
         """Return the changes as one write of a larger append. The caller passes the future of that append to `follow`. A callable receives
@@ -121,3 +130,43 @@ class Table(TableLog[K, V]):
             self._rows.pop(key, None)
         else:
             self._rows[key] = value
+
+
+class TableFollower:
+    """Shows what the owner of the tables writes to some of them. `changed` is called after rows were shown."""
+
+    def __init__(self, engine: Engine, tables: Sequence[TableLog[Any, Any]], changed: Callable[[], None]) -> None:
+        self._engine, self._tables, self._changed = engine, tables, changed
+        self._following: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Follow the tables, which must be loaded."""
+        self._following = asyncio.get_running_loop().create_task(self._follow())
+
+    async def stop(self) -> None:
+        if self._following is not None:
+            self._following.cancel()
+            await asyncio.wait([self._following])
+            self._following = None
+
+    async def _follow(self) -> None:
+        grown = asyncio.Event()
+        stops = [self._engine.watch(table.name, 0, grown.set) for table in self._tables]
+        grown.set()  # a table may have grown since it was loaded
+        try:
+            while True:
+                await grown.wait()
+                grown.clear()
+                try:
+                    has_rows = [await table.catch_up() for table in self._tables]
+                except BrokerError as failure:
+                    self._engine.health.failed(_STEP, str(failure))
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                    grown.set()
+                    continue
+                self._engine.health.succeeded(_STEP)
+                if any(has_rows):
+                    self._changed()
+        finally:
+            for stop in stops:
+                stop()

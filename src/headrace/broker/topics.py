@@ -18,7 +18,7 @@ from typing import Final
 
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import Engine, Topic, TopicConfig
-from headrace.errors import InvalidRequest, InvalidTopicName, UnknownPartition, UnknownTopic
+from headrace.errors import InvalidRequest, InvalidTopicName, TopicExists, UnknownPartition, UnknownTopic
 from headrace.limits import GROUP_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 
 INTERNAL_PREFIX: Final = "__"
@@ -127,7 +127,10 @@ class Topics:
         async with self._locked(name):
             if name in self._engine.topics():
                 return self.find(name)
-            return await self._create(name, partitions or self._settings.auto_create_partitions, config)
+            try:
+                return await self._create(name, partitions or self._settings.auto_create_partitions, config)
+            except TopicExists:  # another broker on the same log was faster
+                return self.find(name)
 
     async def alter(self, name: str, partitions: int | None, config: TopicConfig | None) -> Topic:
         _check_config(config)

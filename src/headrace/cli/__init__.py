@@ -47,6 +47,7 @@ _KINDS: Final[Mapping[str, int]] = {
     "not_authorized": NOT_ALLOWED,
     "login_failed": NOT_ALLOWED,
     "unavailable": UNAVAILABLE,
+    "not_coordinator": UNAVAILABLE,
     "disk_full": UNAVAILABLE,
     "storage_failed": UNAVAILABLE,
     "outcome_unknown": UNAVAILABLE,

@@ -11,13 +11,16 @@ frame, and a port may belong to another protocol. After `refused_connections_max
 With several addresses every lost or failed connection moves on to the next one. The delay grows after each round over all of them.
 
 The client of each protocol sends outstanding requests again in `_open`.
+
+Of several brokers on one log, one is the coordinator. A broker that is not refuses some requests with `not_coordinator`; a client with
+several addresses then moves on and repeats the request there (`_at_coordinator`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
 from typing import Any, ClassVar, Final, Generic, Self, TypeVar, cast
 
@@ -28,10 +31,16 @@ from headrace.clients.options import ClientOptions
 from headrace.clients.publishing import Publisher
 from headrace.clients.stream import Stream, open_stream
 from headrace.clients.window import Window
+from headrace.errors import HeadraceError
 
 STEADY_SECONDS: Final = 5.0
 """A connection that lasts this long was not refused, even if no request was due on it."""
+COORDINATOR_SECONDS: Final = 30.0
+"""Time in which a client with several addresses looks for the coordinator. Another broker takes over within 10 s."""
+_FINISH_SECONDS: Final = 5.0
+"""Longest wait for outstanding replies before the client moves on to another broker."""
 _Options = TypeVar("_Options", bound=ClientOptions)
+_Answer = TypeVar("_Answer")
 
 
 class ReconnectingClient(Publisher, ABC, Generic[_Options]):
@@ -156,6 +165,32 @@ class ReconnectingClient(Publisher, ABC, Generic[_Options]):
             (self._host, self._port), *rest = self._others
             self._others = (*rest, current)
 
+    async def _at_coordinator(self, request: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        """Make a request. If the broker refuses it because another one is the coordinator, repeat it at the next address."""
+        deadline, attempts = self._loop.time() + COORDINATOR_SECONDS, 0
+        while True:
+            place = self._host, self._port
+            try:
+                return await request()
+            except HeadraceError as error:
+                if not self._others or not is_not_coordinator(error) or self._loop.time() >= deadline:
+                    raise
+            attempts += 1
+            if attempts > len(self._others):
+                await asyncio.sleep(self._options.backoff(attempts - len(self._others)))  # an election may be under way
+            try:
+                async with asyncio.timeout(_FINISH_SECONDS):
+                    await self._window.emptied()
+            except TimeoutError:
+                pass
+            if place == (self._host, self._port):  # otherwise another request has moved the client
+                self._progressed()
+                self._drop("the broker is not the coordinator")
+
+    @abstractmethod
+    def _drop(self, reason: str) -> None:
+        """End the connection as if it were lost, if there is one."""
+
     def _count_refused(self, reason: str) -> bool:
         """Count a connection that the server ended while a request waited. Returns whether the client gives up."""
         self._refused_connections += 1
@@ -212,6 +247,11 @@ class ReconnectingClient(Publisher, ABC, Generic[_Options]):
             raise self._failure or ClientClosed("the client is closed")
 
 
+def is_not_coordinator(error: HeadraceError) -> bool:
+    """Return whether a broker refused a request because another one is the coordinator."""
+    return "not_coordinator" in (getattr(error, "code", ""), getattr(error, "kind", ""))
+
+
 def check_login(kind: type[ReconnectingClient[Any]], options: ClientOptions) -> None:
     """Raise `NotSupported` for a login that the protocol cannot carry."""
     for login, is_wanted, what, others in (
@@ -260,6 +300,10 @@ class StreamClient(ReconnectingClient[_Options]):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _drop(self, reason: str) -> None:
+        if self._stream is not None:
+            self._stream.drop(reason)
 
     def _drop_undecodable(self, failure: Exception) -> None:
         assert self._stream is not None, "bytes come from a stream"

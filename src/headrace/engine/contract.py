@@ -39,6 +39,7 @@ __all__ = [
     "OffsetKey",
     "OffsetStore",
     "OffsetsWrite",
+    "Ownership",
     "Placement",
     "Problem",
     "Topic",
@@ -164,6 +165,23 @@ class OffsetStore(Protocol):
         """Return the commits as the last write of an append."""
 
 
+@dataclass(slots=True)
+class Ownership:
+    """Whether this process owns the tables of the log. Several processes may share a log; one of them, the coordinator, owns the tables."""
+
+    is_owner: bool = True
+    """Without it the engine reads tables and refuses to write to them with `NotCoordinator`. It may become True while the engine is open,
+    and then stays True until `lost`."""
+    coordinator: str = ""
+    """Address of the owner, as it was given to its engine; empty if unknown."""
+    gained: Callable[[], None] = lambda: None
+    """Called on the loop when this process becomes the owner after `open`. The broker sets it."""
+    lost: Callable[[], None] = lambda: None
+    """Called on the loop when another process has become the owner. The log refuses further writes to the tables. The server sets it."""
+    advertise: Callable[[str], None] = lambda address: None
+    """Takes the address of this process, for the others. The engine sets it."""
+
+
 class Engine(Protocol):
     """Partitioned log, and the health of its background work."""
 
@@ -173,9 +191,7 @@ class Engine(Protocol):
     topic_changed: Callable[[str], None]
     """Called on the loop with the name of a topic that was created, altered or deleted by others. The broker sets it."""
 
-    lost: Callable[[], None]
-    """Called on the loop when another process has become the owner of the tables. The log refuses further writes to them. The server
-    sets it."""
+    ownership: Ownership
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -212,7 +228,7 @@ class Engine(Protocol):
         An urgent append is written before those that wait, if the engine supports that. It is for appends that are due at a certain time
         and need no order relative to others.
 
-        Raises at once: `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `LimitExceeded`.
+        Raises at once: `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `LimitExceeded`, `NotCoordinator`.
         Through the future: `DiskFull` and `Unavailable` (retriable, nothing was written), `StorageFailed` (the log accepts no writes until
         it is opened again, and the records may be present then), `AppendUnknown` (the log has not answered in time; `when_known` waits
         for its answer). A caller that keeps state about an append changes it when the outcome is known, not before.

@@ -26,7 +26,7 @@ from headrace.engine.catalog import (
     put_record,
     removed_record,
 )
-from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Capabilities, Health, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Capabilities, Health, Ownership, Topic, TopicConfig, Write
 from headrace.errors import (
     BrokerError,
     CorruptData,
@@ -95,7 +95,7 @@ class EmbeddedEngine:
         self._topics: dict[str, Topic] = {}
         self._places: dict[tuple[str, int], tuple[int, Ack]] = {}
         """Log and ack level by topic and partition. Cleared when a topic changes."""
-        self.lost: Callable[[], None] = lambda: None
+        self.ownership = Ownership()
         self.topic_changed: Callable[[str], None] = lambda name: None  # one process owns the directory
         self._changing = asyncio.Lock()
         """Serializes the creation, change and deletion of topics."""

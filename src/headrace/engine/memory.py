@@ -14,7 +14,20 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from headrace.engine.catalog import check_batch, log_options
-from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Capabilities, Cleanup, Health, Topic, TopicConfig, Write
+from headrace.engine.contract import (
+    Ack,
+    Appended,
+    AppendedEach,
+    Batch,
+    Bounds,
+    Capabilities,
+    Cleanup,
+    Health,
+    Ownership,
+    Topic,
+    TopicConfig,
+    Write,
+)
 from headrace.engine.each import append_by_partition
 from headrace.errors import (
     BrokerError,
@@ -68,7 +81,7 @@ class MemoryEngine:
         self._staged: list[_Staged] = []
         self._numbers = 0
         self._is_open = False
-        self.lost: Callable[[], None] = lambda: None
+        self.ownership = Ownership()
         self.topic_changed: Callable[[str], None] = lambda name: None
 
     async def open(self) -> None:

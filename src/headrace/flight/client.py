@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 from pyarrow import flight
 
-from headrace.errors import BrokerError, InvalidRequest, LoginFailed, Unavailable
+from headrace.errors import BrokerError, InvalidRequest, LoginFailed, NotCoordinator, Unavailable
 from headrace.flight import request
 from headrace.flight.errors import broker_error
 from headrace.flight.put_schema import check_put_schema
@@ -295,7 +295,10 @@ class FlightClient:
             return None
         descriptor = flight.FlightDescriptor.for_command(encode(command))
         try:
-            self._ensure_connected()
+            if isinstance(command, request.Append):
+                self._ensure_connected()
+            else:
+                self.drop([])  # finds the coordinator, which these puts need
             upload, answers = self._started_put(descriptor, first.schema)
             with upload:
                 upload.write_batch(first)
@@ -304,7 +307,10 @@ class FlightClient:
                 upload.done_writing()
                 answer = answers.read()
         except flight.FlightError as failure:
-            raise _raised(failure) from None
+            error = _raised(failure)
+            if isinstance(error, NotCoordinator):
+                self._drop_connection()  # a caller that repeats the put meets the next broker
+            raise error from None
         if answer is None:
             raise Unavailable("the broker closed the put without a reply")
         return request.decode(answer.to_pybytes(), dict, "answer")
@@ -432,6 +438,8 @@ class FlightClient:
             return failures
         if error is not None and not isinstance(error, Unavailable):
             raise error from None
+        if isinstance(error, NotCoordinator) and len(self._servers.addresses) == 1:
+            raise error from None  # there is no other broker to ask
         if failures >= ATTEMPTS_MAX or not isinstance(failure, _CONNECTION_FAILURES):
             raise _raised(failure) from None
         self._drop_connection()

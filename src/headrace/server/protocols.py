@@ -66,6 +66,10 @@ class Protocols:
     async def open(self) -> None:
         await self._subscriptions.open()
 
+    async def take_over(self) -> None:
+        """Load what only the coordinator uses."""
+        await self._subscriptions.restore()
+
     async def close(self) -> None:
         await self._subscriptions.close()
 

@@ -86,7 +86,7 @@ def serve(config: Config, options: ServeOptions, environment: Mapping[str, str])
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             while runner.run(_run(server, config, options, ready, started, environment)):
-                _log.warning("another broker has taken over; waiting as a standby")
+                _log.warning("another broker is the coordinator now; starting again")
                 server, started = make(), time.monotonic()
     finally:
         if ready:
@@ -97,7 +97,8 @@ def serve(config: Config, options: ServeOptions, environment: Mapping[str, str])
 async def _run(
     server: Server, config: Config, options: ServeOptions, ready: ReadyFile | None, started: float, environment: Mapping[str, str]
 ) -> bool:
-    """Serve until a signal. Returns True if another broker has taken over the tables instead, and this one should wait for its turn."""
+    """Serve until a signal. Returns True if another broker has taken over as the coordinator instead: this one starts again, to read the
+    tables again."""
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_report_defect)
     stop = asyncio.Event()
@@ -115,7 +116,7 @@ async def _run(
             notify("READY=1", environment)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), options.duration_seconds)
-            _log.info("draining" if not server.is_lost else "closing: another broker owns the tables")
+            _log.info("draining" if not server.is_lost else "closing: another broker is the coordinator")
         finally:
             notify("STOPPING=1", environment)
             if ready:
@@ -128,7 +129,7 @@ async def _run(
 
 
 async def _opened(server: Server, stop: asyncio.Event) -> list[Opened] | None:
-    """Open the server; None if a signal comes first, which matters to a standby: it waits here until it is elected."""
+    """Open the server; None if a signal comes first: an election may take seconds."""
     opening, stopping = asyncio.ensure_future(server.open()), asyncio.ensure_future(stop.wait())
     await asyncio.wait([opening, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -203,6 +204,8 @@ def _print_banner(config: Config, opened: Sequence[Opened], server: Server, seco
         encryption = f"  ({found.encryption})" if found.encryption else ""
         lines.append(f"  {found.kind:<7}{found.address:<22}{' '.join(found.protocols)}{encryption}")
     lines += [f"  {line}" for line in server.unavailable]
+    if is_kafka:
+        lines.append(f"  {'coordinator' if server.is_coordinator else 'publishes and reads; another broker is the coordinator'}")
     lines.append(f"  access {_ACCESS[config.access.mode]}")
     if server.generated_password is not None:
         lines.append(f"  created the user admin, password shown this once:  {server.generated_password}")

@@ -53,6 +53,8 @@ _CANNOT_BIND: Final = {
     errno.EACCES: "not permitted (ports below 1024 need a privilege)",
 }
 
+_WILDCARDS: Final = ("0.0.0.0", "[::]", "::")
+
 
 class StartFailed(HeadraceError):
     """The broker cannot start. The text is one line for the operator."""
@@ -98,11 +100,14 @@ class Server:
         """The first password of the user `admin`, to be printed once."""
         self._engine = _engine(config, key, clock)
         self._engine.health.changed = _log_health
-        self._engine.lost = self._lose
+        self._engine.ownership.lost = self._lose
+        self._engine.ownership.gained = self._gain
         self.is_lost = False
         """Whether another broker has taken over the tables."""
         self.lost: Callable[[], None] = lambda: None
         """Called then."""
+        self._is_open = asyncio.Event()
+        self._taking_over: asyncio.Task[None] | None = None
         self._access = access_of(config, self._engine, clock)
         settings = broker_settings(config)
         self._broker = Broker(
@@ -158,11 +163,37 @@ class Server:
             self._watch = TlsWatch(self._tls, renewed=self._renew_quic)
             self._watch.start()
         self._opened = opened
+        self._engine.ownership.advertise(self._config.flymq.advertise or _advertised(opened))
+        self._is_open.set()
         self._lag_timer.start()
         for line in self.unavailable:
             reason = line.partition(": pip install")[0]  # the banner has the command
             _log.warning("started without a default listener", extra={"reason": reason})
         return opened
+
+    @property
+    def is_coordinator(self) -> bool:
+        return self._broker.is_coordinator
+
+    def _gain(self) -> None:
+        self._taking_over = asyncio.get_running_loop().create_task(self._take_over())
+
+    async def _take_over(self) -> None:
+        """Become the coordinator while clients publish and read."""
+        await self._is_open.wait()
+        if self._broker.is_coordinator or self._protocols is None:
+            return
+        try:
+            password = await self._access.open(admin_password(self._config))
+            await self._protocols.take_over()
+            await self._broker.take_over()
+        except (BrokerError, ConfigError) as failure:
+            _log.error("cannot take over as the coordinator", extra={"reason": str(failure)})
+            self._lose()
+            return
+        if password is not None:
+            print(f"created the user admin, password shown this once:  {password}", flush=True)
+        _log.info("this broker is the coordinator now")
 
     def _lose(self) -> None:
         self.is_lost = True
@@ -178,6 +209,9 @@ class Server:
     async def close(self) -> None:
         """Stop accepting connections, let sessions finish their requests, then close the log. Idempotent."""
         self._is_draining = True
+        if self._taking_over is not None:
+            self._taking_over.cancel()
+            await asyncio.wait([self._taking_over])
         self._lag_timer.stop()
         if self._watch is not None:
             self._watch.stop()
@@ -219,6 +253,8 @@ class Server:
             "pid": os.getpid(),
             "engine": f"{engine}, encrypted" if storage.key_file or storage.key_env else engine,
             "capabilities": asdict(self._engine.capabilities),
+            "is_coordinator": self._broker.is_coordinator,
+            "coordinator": self._engine.ownership.coordinator,
             "data": str(storage.path.absolute()),
             "disk": {"free_bytes": disk.free, "total_bytes": disk.total, "headroom_bytes": storage.headroom},
             "loop_lag": self.loop_lag.report(),
@@ -393,6 +429,14 @@ class Server:
 
     def _authorize(self, who: Principal, action: Action, resource: Resource) -> bool:
         return who is _OPERATOR or self._access.authorize(who, action, resource)
+
+
+def _advertised(opened: Iterable[Opened]) -> str:
+    """Return the address that other machines should use: that of the first listener, with the name of this machine for a wildcard."""
+    for found in opened:
+        host, _, port = found.address.rpartition(":")
+        return f"{socket.gethostname()}:{port}" if host in _WILDCARDS else found.address
+    return ""
 
 
 def _cannot_listen(bind: Bind, failure: OSError, flag: str) -> CannotListen:

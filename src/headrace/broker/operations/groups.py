@@ -30,6 +30,9 @@ class GroupOperations:
     def _check_sees(self, who: Principal, topic: str) -> None:
         raise NotImplementedError
 
+    def check_coordinator(self) -> None:
+        raise NotImplementedError
+
     async def commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Commit the next offset to read, by (topic, partition). Durable when it returns. An offset may decrease. Members of
         the group continue there."""
@@ -46,6 +49,7 @@ class GroupOperations:
 
     def committed(self, who: Principal, group: str, topic: str, partition: int) -> int | None:
         """Return the committed offset; None if there is none."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.DESCRIBE, "group", group)
         self._check_sees(who, topic)
         self._topics.find_partition(topic, partition)
@@ -59,6 +63,7 @@ class GroupOperations:
 
     def members(self, who: Principal, group: str) -> list[MemberEntry]:
         """Return the members of a group, for the topics that this principal may see."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.DESCRIBE, "group", group)
         return [member for member in self._consumers.members(group) if self._authorizer.allows_topic(who, member.topic)]
 
@@ -68,6 +73,7 @@ class GroupOperations:
 
     async def delete_group(self, who: Principal, group: str, *, topic: str | None = None, force: bool = False) -> None:
         """Forget the group's offsets in one topic or (None) in all. Raises `GroupHasMembers`; `force` ends its members instead."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.DELETE, "group", group)
         if not force:
             self._consumers.check_idle(group, topic)
@@ -99,6 +105,7 @@ class GroupOperations:
         """Join a group as a member that takes records of a topic. A group begins at its committed offset if there is one, else at `start`.
 
         Without a `mode` the member takes that of the group or, if it is the first one, `default_mode`."""
+        self.check_coordinator()
         self._check_takes(who, group, topic)
         self._publisher.check_open()
         member = self._consumers.join(
@@ -122,6 +129,7 @@ class GroupOperations:
         self._authorizer.check(who, Action.COMMIT, "group", group)
 
     def _check_commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        self.check_coordinator()
         self._authorizer.check(who, Action.COMMIT, "group", group)
         for topic, partition in offsets:
             self._authorizer.check(who, Action.READ, "topic", topic)

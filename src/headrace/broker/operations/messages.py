@@ -28,22 +28,34 @@ class DeadLetterOperations:
     _dead_letters: DeadLetters
     _moves: Moves
 
+    @property
+    def is_coordinator(self) -> bool:
+        raise NotImplementedError
+
+    def check_coordinator(self) -> None:
+        raise NotImplementedError
+
     async def dead_letters(
         self, who: Principal, topic: str, *, records_max: int, bytes_max: int = FETCH_BYTES_MAX, after: str = "", replayed: bool = False
     ) -> list[DeadLetterEntry]:
         """Return the dead letters of a topic from the oldest on, or after the id `after`; replayed ones only if requested. Empty
         without a dead-letter topic."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.READ, "topic", topic + SUFFIX)
         return await self._dead_letters.entries(topic, records_max, bytes_max, after, replayed)
 
     def dead_letter_counts(self, who: Principal) -> dict[str, int]:
-        """Return the number of waiting dead letters by topic, for topics that this principal may see."""
+        """Return the number of waiting dead letters by topic, for topics that this principal may see. Empty if this broker is not the
+        coordinator."""
+        if not self.is_coordinator:
+            return {}
         names = [topic.name for topic in self._topics.visible() if topic.name.endswith(SUFFIX)]
         seen = [name.removesuffix(SUFFIX) for name in names if self._authorizer.allows_topic(who, name)]
         return {name: self._dead_letters.count(name) for name in seen if name}
 
     async def move_to_dead_letters(self, who: Principal, topic: str, partition: int, offset: int, *, error: str = "") -> None:
         """Copy a record to the dead letters. Raises `UnknownMessage` if it no longer exists."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.READ, "topic", topic)
         self._authorizer.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
         self._topics.find_partition(topic, partition)
@@ -54,6 +66,7 @@ class DeadLetterOperations:
     ) -> int:
         """Copy records, each (partition, offset, error), to the dead letters. Returns how many are new for this reason, so a
         repeated call is harmless. Records that no longer exist are skipped."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.READ, "topic", topic)
         self._authorizer.check(who, Action.PUBLISH, "topic", topic + SUFFIX)
         check_name("reason", reason)
@@ -70,6 +83,7 @@ class DeadLetterOperations:
     async def replay(self, who: Principal, topic: str, ids: Sequence[str]) -> Replayed:
         """Publish dead letters again with their keys and headers, and mark them, in one append. Raises `UnknownMessage` if one does not
         exist or was replayed; then none is published."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.READ, "topic", topic + SUFFIX)
         if not 0 < len(set(ids)) <= DEAD_LETTERS_REPLAYED_MAX:
             raise InvalidRequest(f"a replay takes 1 to {DEAD_LETTERS_REPLAYED_MAX} dead letters")
@@ -77,6 +91,7 @@ class DeadLetterOperations:
 
     async def discard_dead_letters(self, who: Principal, topic: str, ids: Sequence[str]) -> None:
         """Mark dead letters as done without publishing them. Raises `UnknownMessage` if one does not exist or is done; then none is."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.DELETE, "topic", topic + SUFFIX)
         if not 0 < len(set(ids)) <= DEAD_LETTERS_REPLAYED_MAX:
             raise InvalidRequest(f"a discard takes 1 to {DEAD_LETTERS_REPLAYED_MAX} dead letters")
@@ -84,6 +99,7 @@ class DeadLetterOperations:
 
     async def purge_dead_letters(self, who: Principal, topic: str) -> int:
         """Delete all dead letters of a topic and return how many were waiting. Does nothing if there are none."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.DELETE, "topic", topic + SUFFIX)
         return await self._dead_letters.purge(topic)
 
@@ -96,6 +112,9 @@ class DelayedOperations:
     _publisher: Publisher
     _schedule: Schedule
     _clock: Clock
+
+    def check_coordinator(self) -> None:
+        raise NotImplementedError
 
     async def publish_delayed(
         self,
@@ -129,6 +148,7 @@ class DelayedOperations:
         ttl_ms: int = 0,
     ) -> StagedMessages:
         """Publish messages of one topic after a delay each, without waiting: all of them or, raising at once as `publish` does, none."""
+        self.check_coordinator()
         route, now, owner = self._publisher.route(who, topic), self._clock(), who.name
         self._schedule.check(max(delays_ms), ttl_ms)
         for partition in set(partitions) - {None}:
@@ -143,6 +163,7 @@ class DelayedOperations:
     def delayed(self, who: Principal, topic: str | None = None, *, count_max: int | None = None) -> list[DelayedEntry]:
         """Return the waiting messages of one topic or (None) of all, by time: all, or the next `count_max`. Messages of other owners
         are included for topics that this principal may read or delete."""
+        self.check_coordinator()
         seen: dict[str, bool] = {}
 
         def is_seen(one: Waiting) -> bool:
@@ -166,6 +187,7 @@ class DelayedOperations:
         """Cancel a message; it is not delivered after this returns. Allowed for its owner and for principals that may delete its topic.
         Raises `UnknownMessage` if it is not waiting, is in another topic, or may not be cancelled by this principal. The error is the same,
         so that guessing reveals nothing."""
+        self.check_coordinator()
         waiting = self._schedule.find(id)
         message = waiting.message
         if topic not in (None, message.topic):

@@ -6,6 +6,8 @@ compatibility, DELETE deleting. The requirement of a topic belongs to the topic:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headrace.broker.authorizer import Action, Authorizer, Principal
 from headrace.broker.dead_letters.dead_letters import SUFFIX, DeadLetters
 from headrace.broker.publishing.requirements import OnInvalid
@@ -20,7 +22,16 @@ KIND = "schema"
 class Schemas:
     """Call all methods on the event loop."""
 
-    def __init__(self, registry: SchemaRegistry, authorizer: Authorizer, topics: Topics, dead_letters: DeadLetters) -> None:
+    def __init__(
+        self,
+        registry: SchemaRegistry,
+        authorizer: Authorizer,
+        topics: Topics,
+        dead_letters: DeadLetters,
+        check_coordinator: Callable[[], None],
+    ) -> None:
+        """`check_coordinator` raises `NotCoordinator` if this broker may not change the registry."""
+        self.check_coordinator = check_coordinator
         self._registry = registry
         self._authorizer = authorizer
         self._topics = topics
@@ -34,6 +45,7 @@ class Schemas:
         `compatibility` applies to this and later versions; None keeps the current one, initially backward. Raises `InvalidSchema`,
         `IncompatibleSchema`, `LimitExceeded`.
         """
+        self.check_coordinator()
         self._authorizer.check(who, Action.CREATE, KIND, name)
         return await self._registry.register(name, type, definition, compatibility)
 
@@ -74,12 +86,14 @@ class Schemas:
 
     async def set_compatibility(self, who: Principal, name: str, compatibility: Compatibility) -> None:
         """Set the compatibility of later versions. Raises `UnknownSchema`."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.ALTER, KIND, name)
         await self._registry.set_compatibility(name, compatibility)
 
     async def delete(self, who: Principal, name: str, version: int = 0) -> int:
         """Delete one version or (0) all; return how many. Their numbers are not reused. Raises `UnknownSchema`, and `InvalidRequest`
         while a topic requires one of them."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.DELETE, KIND, name)
         return await self._registry.delete(name, version, lambda topic: self._authorizer.allows_topic(who, topic))
 
@@ -90,6 +104,7 @@ class Schemas:
     ) -> Requirement:
         """Require that every new record of the topic, through any protocol, satisfies the schema (version 0: its latest). Raises
         `UnknownTopic`, `UnknownSchema`, and `InvalidRequest` for a dead-letter topic, which must accept every record."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.ALTER, "topic", topic)
         self._authorizer.check(who, Action.DESCRIBE, KIND, name)
         self._topics.find(topic)
@@ -103,6 +118,7 @@ class Schemas:
 
     async def release(self, who: Principal, topic: str) -> None:
         """Remove the topic's requirement."""
+        self.check_coordinator()
         self._authorizer.check(who, Action.ALTER, "topic", topic)
         self._topics.find(topic)
         await self._registry.release(topic)

@@ -22,6 +22,9 @@ class WriterOperations:
 
     _stages: Stages
 
+    def check_coordinator(self) -> None:
+        raise NotImplementedError
+
     def stage(
         self,
         who: Principal,
@@ -41,11 +44,13 @@ class WriterOperations:
         handle that is sealed or belongs to another writer. The future fails with `DiskFull` or `StorageFailed`. After an error nothing
         of the batch is staged.
         """
+        self.check_coordinator()
         return self._stages.stage(who, handle, topic, batch, writer=writer, epoch=epoch, order=order, partition=partition)
 
     async def seal(self, who: Principal, handle: str, *, writer: str = "", epoch: str = "", order: int = 0) -> StageSize:
         """Close a stage for further records. Idempotent. Creates an empty stage if `writer` is given, else raises `UnknownStage` for
         an unknown handle."""
+        self.check_coordinator()
         return await self._stages.seal(who, handle, writer, epoch, order)
 
     async def publish_staged(
@@ -56,26 +61,32 @@ class WriterOperations:
 
         Raises `UnknownStage`, `StaleEpoch`, `InvalidRequest` for a handle that is not sealed, and as a transaction's commit does.
         """
+        self.check_coordinator()
         return await self._stages.publish(who, writer, version, handles, epoch, remember_ms)
 
     async def drop_staged(self, who: Principal, handles: Sequence[str]) -> int:
         """Drop staged records and return how many handles existed. None of the handles can be used again."""
+        self.check_coordinator()
         return await self._stages.drop(who, handles)
 
     def last_version(self, who: Principal, writer: str) -> int | None:
         """Return the last version that the writer has published completely; None if there is none."""
+        self.check_coordinator()
         return self._stages.last_version(who, writer)
 
     async def forget_writer(self, who: Principal, writer: str) -> None:
         """Forget the writer's versions, epochs and stages. It may then start with any version. Raises `NoSuchEntry`."""
+        self.check_coordinator()
         await self._stages.forget_writer(who, writer)
 
     def writers(self, who: Principal) -> list[WriterEntry]:
         """Return the exactly-once writers that this principal may see, by name."""
+        self.check_coordinator()
         return self._stages.writers(who)
 
     def stages(self, who: Principal) -> list[StageEntry]:
         """Return the stages of writers that this principal may see, by handle."""
+        self.check_coordinator()
         return self._stages.stages(who)
 
 

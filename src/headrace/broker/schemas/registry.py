@@ -15,7 +15,7 @@ import msgspec
 from headrace.broker.publishing.requirements import CreateDeadLetterTopic, Letters, OnInvalid, Rule
 from headrace.broker.schema_checks import SchemaChecks, settled
 from headrace.broker.settings import Clock
-from headrace.broker.tables import Table
+from headrace.broker.tables import Table, TableFollower
 from headrace.broker.topics import check_name
 from headrace.engine.contract import Engine
 from headrace.errors import IncompatibleSchema, InvalidRequest, InvalidSchema, LimitExceeded, UnknownSchema
@@ -80,6 +80,7 @@ class SchemaRegistry:
         letters: Letters,
         create_dead_letter_topic: CreateDeadLetterTopic,
     ) -> None:
+        self._engine = engine
         self._versions = Table(engine, "__schemas", tuple[str, int], _Row)
         self._rules = Table(engine, "__schema_rules", tuple[str], _RuleRow)
         self._clock = clock
@@ -89,15 +90,29 @@ class SchemaRegistry:
         self._compiled: dict[tuple[str, int], Schema] = {}
         self._by_name: dict[str, list[int]] = {}
         """The existing versions, in order."""
+        self._ruled: set[str] = set()
+        """Topics with a requirement, when the tables were read last."""
         self._lock = asyncio.Lock()
         """Serializes changes: a version is compared with its predecessor and must directly follow it."""
 
     async def open(self) -> None:
+        """Load the tables, or what is new in them."""
         await self._versions.load()
         await self._rules.load()
+        self._changed_elsewhere()
+
+    def follower(self) -> TableFollower:
+        """Return what keeps the registry current while another process writes it."""
+        return TableFollower(self._engine, [self._versions, self._rules], self._changed_elsewhere)
+
+    def _changed_elsewhere(self) -> None:
+        before, self._ruled = self._ruled, {topic for (topic,) in self._rules.rows}
         self._index()
+        for topic in before | self._ruled:
+            self._changed(topic)
 
     def _index(self) -> None:
+        self._compiled = {key: schema for key, schema in self._compiled.items() if key in self._versions.rows}
         self._by_name = {}
         for name, version in sorted(self._versions.rows):
             if version:

@@ -29,7 +29,7 @@ from headrace.clients.reconnecting import StreamClient
 from headrace.clients.stream import Stream
 from headrace.clients.unsupported import READERS
 from headrace.clients.window import NumberedBatch, NumberedWindow
-from headrace.errors import RecordTooLarge, WireError
+from headrace.errors import NotCoordinator, RecordTooLarge, WireError
 from headrace.records import Headers
 from headrace.wire.blipmq import AckBatch, Decoder, Malformed, Message, Nack, Pong, PublishBatch, encoder
 
@@ -217,7 +217,7 @@ class BlipMqClient(StreamClient[BlipMqOptions]):
         subscription.group, subscription.mode, subscription.earliest = group or "", mode or "", start == "earliest"
         self._subscriptions.append(subscription)
         try:
-            await self._subscribed(subscription)
+            await self._at_coordinator(lambda: self._subscribed(subscription))
         except BaseException:
             self._subscriptions.remove(subscription)
             raise
@@ -255,7 +255,7 @@ class BlipMqClient(StreamClient[BlipMqOptions]):
         """Request up to `count` messages for a subscription. Returns when all available ones have arrived or the connection is lost."""
         self._check_open()
         if subscription.id is None:
-            await self._subscribed(subscription)
+            await self._at_coordinator(lambda: self._subscribed(subscription))
         await self._connected.wait()
         if self._stream is None or subscription.id is None:
             return
@@ -297,7 +297,8 @@ class BlipMqClient(StreamClient[BlipMqOptions]):
                 for cid in cids:
                     self._accepted(cid, subscription)
             case Nack(cid, code, text):
-                self._refused(cid, Refused(code=code, text=text, kind=_KINDS.get(code, "")))
+                kind = NotCoordinator.code if NotCoordinator.TEXT in text else _KINDS.get(code, "")
+                self._refused(cid, Refused(code=code, text=text, kind=kind))
             case Malformed():
                 pass
             case _:

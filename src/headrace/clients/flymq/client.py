@@ -271,6 +271,10 @@ class FlyMqClient(AdvancedCalls, AccessCalls, SchemaCalls, RequestReplyClient[Fl
     # Requests.
 
     async def _request(self, request: m.Request, answer: type[_Answer]) -> _Answer:
+        """Send a request and wait for the reply, from the coordinator if the request needs it."""
+        return await self._at_coordinator(lambda: self._request_once(request, answer))
+
+    async def _request_once(self, request: m.Request, answer: type[_Answer]) -> _Answer:
         """Send a request and wait for the reply. Shielded: a cancelled caller must not disturb the order of replies."""
         pending = PendingRequest(request)
         await self._enter(pending)

@@ -18,6 +18,7 @@ from headrace.errors import (
     LoginFailed,
     NoSuchEntry,
     NotAuthorized,
+    NotCoordinator,
     OffsetOutOfRange,
     RecordTooLarge,
     StorageFailed,
@@ -66,6 +67,7 @@ _MEANINGS: Final[tuple[tuple[re.Pattern[str], _Meaning], ...]] = tuple(
         (r"disk full: (.*)", lambda found, topic: DiskFull(found[1])),
         (r"outcome unknown: (.*?)(?:; the outcome is unknown)?$", lambda found, topic: OutcomeUnknown(1, found[1])),
         (r"storage failed: (.*)", lambda found, topic: StorageFailed(found[1])),
+        (r"not coordinator: (?:.* is at (.*))?", lambda found, topic: NotCoordinator(found[1] or "")),
         (r"unavailable: (.*)", lambda found, topic: Unavailable(found[1])),
     )
 )

@@ -19,7 +19,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from headrace.clients.errors import NotSupported, OutcomeUnknown, Refused
+from headrace.clients.errors import NotSent, NotSupported, OutcomeUnknown, Refused
 from headrace.clients.fujin.connection import Connection, open_connection, trust
 from headrace.clients.fujin.streams import ReaderStream, WriterStream
 from headrace.clients.fujin.subscription import Delivery, Subscription
@@ -81,7 +81,19 @@ class FujinClient(ReconnectingClient[FujinOptions]):
     def transaction(self) -> Transaction:
         """Return a transaction: `async with client.transaction() as tx: await tx.publish(…)`."""
         self._check_open()
-        return Transaction(self._open_writer, self._options.write_form)
+        return Transaction(lambda: self._at_coordinator(self._begin), self._options.write_form)
+
+    async def _begin(self) -> WriterStream:
+        """Open a stream with a transaction. Raises `NotSent` if the connection is lost."""
+        stream = await self._open_writer()
+        try:
+            await stream.request(lambda cid: encode.transact(Request.BEGIN, cid))
+        except OutcomeUnknown:
+            raise NotSent(0) from None
+        except BaseException:
+            stream.leave()
+            raise
+        return stream
 
     async def _open_writer(self) -> WriterStream:
         connection = await self._wait_connected()
@@ -146,13 +158,16 @@ class FujinClient(ReconnectingClient[FujinOptions]):
         try:
             while True:
                 try:
-                    await self._follow(await self._wait_connected(), subscription)
+                    await self._at_coordinator(lambda: self._follow_connected(subscription))
                     return subscription
                 except OutcomeUnknown:
                     continue
         except BaseException:
             self._readers.pop(subscription, None)
             raise
+
+    async def _follow_connected(self, subscription: Subscription) -> None:
+        await self._follow(await self._wait_connected(), subscription)
 
     async def _follow(self, connection: Connection, subscription: Subscription) -> None:
         stream = self._readers.get(subscription)
@@ -178,6 +193,9 @@ class FujinClient(ReconnectingClient[FujinOptions]):
         """
         if offset != "earliest" or partition or group not in (None, topic):
             raise NotSupported(self.protocol, "fetching from an offset", "fetch without one returns the next messages of the name's group")
+        return await self._at_coordinator(lambda: self._fetch(topic, records_max))
+
+    async def _fetch(self, topic: str, records_max: int | None) -> list[Message]:
         self._check_open()
         connection = await self._wait_connected()
         stream = self._pullers.get(topic)
@@ -260,13 +278,13 @@ class FujinClient(ReconnectingClient[FujinOptions]):
             self._send(self._writer, batch)
         for subscription, stream in self._readers.items():
             if stream is not None:
-                self._spawn(self._follow_again(connection, subscription))
+                self._spawn(self._follow_again(subscription))
         self._connected.set()
         self._opened()
 
-    async def _follow_again(self, connection: Connection, subscription: Subscription) -> None:
+    async def _follow_again(self, subscription: Subscription) -> None:
         try:
-            await self._follow(connection, subscription)
+            await self._at_coordinator(lambda: self._follow_connected(subscription))
         except OutcomeUnknown:
             pass  # lost again: the next connection retries
         except Refused as error:
@@ -280,6 +298,9 @@ class FujinClient(ReconnectingClient[FujinOptions]):
 
     def _interrupted(self, reason: str) -> None:
         """Drop the connection when the server ends a stream, to reconnect with new streams."""
+        self._drop(reason)
+
+    def _drop(self, reason: str) -> None:
         if self._connection is not None:
             self._connection.drop(reason)
 

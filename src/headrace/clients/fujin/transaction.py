@@ -19,14 +19,13 @@ class Transaction:
     fails with `OutcomeUnknown`.
     """
 
-    def __init__(self, open: Callable[[], Awaitable[WriterStream]], form: WriteForm) -> None:
-        self._open, self._form = open, form
+    def __init__(self, begin: Callable[[], Awaitable[WriterStream]], form: WriteForm) -> None:
+        self._begin, self._form = begin, form
         self._stream: WriterStream | None = None
         self._count = 0
 
     async def __aenter__(self) -> Transaction:
-        self._stream = await self._open()
-        await self._step(Request.BEGIN)
+        self._stream = await self._begin()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:

@@ -149,6 +149,10 @@ class RustLogClient(RequestReplyClient[RustLogOptions]):
     # Requests.
 
     async def _request(self, request: Request, answer: type[_Answer]) -> _Answer:
+        """Send a request and wait for the reply, from the coordinator if the request needs it."""
+        return await self._at_coordinator(lambda: self._request_once(request, answer))
+
+    async def _request_once(self, request: Request, answer: type[_Answer]) -> _Answer:
         """Send a request and wait for the reply. Shielded: a cancelled caller must not disturb the order of replies."""
         (call,) = await self._enter(request)
         reply = await asyncio.shield(call.done)

@@ -17,6 +17,7 @@ from headrace.errors import (
     InvalidRequest,
     InvalidTopicName,
     NotAuthorized,
+    NotCoordinator,
     OffsetOutOfRange,
     TopicExists,
     Unavailable,
@@ -113,6 +114,8 @@ def error_of(request: Request, error: ErrorReply) -> HeadraceError:
         return InvalidRequest(text)
     if found := _NOT_AUTHORIZED.match(text):
         return NotAuthorized(principal=found[1], action=found[2], resource=found[3])
+    if NotCoordinator.TEXT in text:
+        return NotCoordinator(text.rpartition(" is at ")[2] if " is at " in text else "")
     if code == codes.UNAVAILABLE:
         return Unavailable(text)
     return Refused(code=code, text=text)

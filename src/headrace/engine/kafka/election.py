@@ -2,7 +2,8 @@
 
 All brokers of one prefix join the group `PREFIXheadrace-coordinator` and subscribe to a topic with one partition. Kafka assigns the
 partition to one of them: the owner. When its heartbeats stop for the session timeout, Kafka assigns the partition to another broker. The
-assignor leaves it where it is when a broker joins. A broker that comes back after its session does not claim it.
+assignor leaves it where it is when a broker joins. A broker that comes back after its session does not claim it. Each member tells the
+group the address at which it serves clients, and each assignment carries that of the owner.
 
 The election decides who tries; the transactional id decides who may write. The new owner starts a producer with the same id, which gets
 a new epoch, and Kafka refuses every later write of the old one.
@@ -25,7 +26,8 @@ from headrace.errors import Unavailable
 _SESSION_MS: Final = 6_000
 """The shortest that Kafka allows by default. A paused owner is replaced within 10 s."""
 _HEARTBEAT_MS: Final = 1_000
-_CLAIM: Final = b"owner"
+_CLAIM: Final = b"owner "
+"""Precedes the address in the metadata of the member that is the owner."""
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has no types
@@ -48,36 +50,44 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]  # the library
 
     @classmethod
     def assign(cls, cluster: Any, members: Mapping[str, Any]) -> dict[str, Any]:
-        claiming = sorted(member for member, metadata in members.items() if metadata.user_data == _CLAIM)
+        claiming = sorted(member for member, metadata in members.items() if metadata.user_data.startswith(_CLAIM))
         owner = (claiming or sorted(members))[0]
-        topic = members[owner].subscription[0]
-        return {member: ConsumerProtocolMemberAssignment(cls.version, [(topic, [0])] if member == owner else [], b"") for member in members}
+        topic, address = members[owner].subscription[0], members[owner].user_data.removeprefix(_CLAIM)
+        return {
+            member: ConsumerProtocolMemberAssignment(cls.version, [(topic, [0])] if member == owner else [], address) for member in members
+        }
 
     @classmethod
     def metadata(cls, topics: Iterable[str]) -> Any:
-        return ConsumerProtocolMemberMetadata(cls.version, list(topics), _CLAIM if cls.election.is_owner else b"")
+        address = cls.election.address.encode()
+        return ConsumerProtocolMemberMetadata(cls.version, list(topics), _CLAIM + address if cls.election.is_owner else address)
 
     @classmethod
     def on_assignment(cls, assignment: Any) -> None:
-        """The listener handles it."""
+        cls.election.owner_address = (assignment.user_data or b"").decode()
 
 
 class Election:
-    """Membership of one broker. `lost` is called when it was the owner and another broker is now."""
+    """Membership of one broker. `decided` is called with whether it is the owner, after every election."""
 
-    def __init__(self, arguments: dict[str, Any], topic: str, group: str, lost: Callable[[], None]) -> None:
+    def __init__(self, arguments: dict[str, Any], topic: str, group: str, decided: Callable[[bool], None]) -> None:
         self._arguments = {name: value for name, value in arguments.items() if name != "request_timeout_ms"}
-        self._topic, self._group, self._lost = topic, group, lost
+        self._topic, self._group, self._decided = topic, group, decided
         self._consumer: Any = None
-        self._won: asyncio.Event = asyncio.Event()
+        self._first: asyncio.Event = asyncio.Event()
         self._is_over = False
+        self.is_owner = False
+        self.address = ""
+        """Where this broker serves clients."""
+        self.owner_address = ""
 
     @property
-    def is_owner(self) -> bool:
-        return self._won.is_set()
+    def member_id(self) -> str:
+        """Name that Kafka gave to this member. No other member has it, now or later."""
+        return str(self._consumer._coordinator.member_id)
 
-    async def win(self) -> None:
-        """Join the group and wait until Kafka makes this broker the owner. Raises `Unavailable` if Kafka does not answer."""
+    async def join(self) -> None:
+        """Join the group and wait for the first election. Raises `Unavailable` if Kafka does not answer."""
         assignor = type("Assignor", (_Assignor,), {"election": self})
         self._consumer = AIOKafkaConsumer(
             group_id=self._group,
@@ -95,12 +105,17 @@ class Election:
         except (kafka_errors.KafkaError, OSError) as failure:
             await self.leave()
             raise Unavailable(f"Kafka: cannot join the group {self._group}: {str(failure) or type(failure).__name__}") from None
-        await self._won.wait()
+        await self._first.wait()
+
+    def advertise(self, address: str) -> None:
+        """Tell the group a new address of this broker."""
+        if self._consumer is not None and address != self.address:
+            self.address = address
+            self._consumer._coordinator.request_rejoin()
 
     async def leave(self) -> None:
         """Leave the group, so that another broker can take over at once."""
-        self._is_over = True
-        self._won.clear()
+        self._is_over, self.is_owner = True, False
         if self._consumer is not None:
             with contextlib.suppress(kafka_errors.KafkaError, OSError):
                 await self._consumer.stop()
@@ -109,12 +124,11 @@ class Election:
     def _rebalancing(self) -> None:
         """The group begins a new generation. A member that Kafka has removed, because it was paused or cut off, has no id any more: another
         broker may own the tables since."""
-        if self._consumer is not None and not self._consumer._coordinator.member_id:
+        if self.is_owner and self._consumer is not None and not self._consumer._coordinator.member_id:
             self._assigned(False)
 
     def _assigned(self, is_owner: bool) -> None:
-        if is_owner:
-            self._won.set()
-        elif self._won.is_set() and not self._is_over:
-            self._won.clear()
-            self._lost()
+        if not self._is_over:
+            self.is_owner = is_owner
+            self._first.set()
+            self._decided(is_owner)

@@ -29,6 +29,7 @@ from headrace.engine.contract import (
     Cleanup,
     Health,
     OffsetStore,
+    Ownership,
     Placement,
     Topic,
     TopicConfig,
@@ -47,6 +48,7 @@ from headrace.errors import (
     BrokerError,
     InvalidRequest,
     LimitExceeded,
+    NotCoordinator,
     OffsetOutOfRange,
     TopicExists,
     Unavailable,
@@ -62,11 +64,14 @@ _FOLLOW_BYTES: Final = 1 * MIB
 _FOLLOW_WAIT_MS: Final = 300
 _STABLE_WAIT_MS: Final = 100
 _PAUSE_SECONDS: Final = 0.2
+_LINGER_SECONDS: Final = 5.0
 _COMMIT_SECONDS: Final = 0.005
 _CACHE_BYTES_MAX: Final = 128 * MIB
 _SETTINGS_TOPIC: Final = "__topics"
 _SETTINGS_TURNS: Final = 10
 _ELECTION_TOPIC: Final = "__coordinator"
+_SHARED_TOPICS: Final = frozenset((_SETTINGS_TOPIC, "__audit"))
+"""Internal topics to which every broker appends: no record of them depends on another."""
 _CONNECTION: Final = "connection to Kafka"
 
 
@@ -76,6 +81,10 @@ class _OwnSettings(msgspec.Struct, omit_defaults=True):
     ack: Ack = Ack.DURABLE
     ttl_ms: int = 0
     dead_letter_expired: bool = False
+
+
+def _own_of(config: TopicConfig) -> _OwnSettings:
+    return _OwnSettings(config.ack, config.ttl_ms, config.dead_letter_expired)
 
 
 class KafkaEngine:
@@ -102,7 +111,6 @@ class KafkaEngine:
         self._writer = Writer(
             self._cluster,
             self._offsets,
-            transactional_id=settings.coordinator_id,
             deadline_ms=settings.deadline_ms,
             health=self.health,
             advanced=self._moved,
@@ -117,12 +125,14 @@ class KafkaEngine:
         self._missing: set[str] = set()
         """Topics that the last refresh did not find."""
         self._followers: dict[int, asyncio.Task[None]] = {}
+        self._follow_timer: asyncio.TimerHandle | None = None
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_lock = asyncio.Lock()
         self._is_open = False
         self.topic_changed: Callable[[str], None] = lambda name: None
-        self.lost: Callable[[], None] = lambda: None
+        self.ownership = Ownership(is_owner=False, advertise=self._advertise)
         self._election: Election | None = None
+        self._taking_over: asyncio.Task[None] | None = None
 
     @property
     def offset_store(self) -> OffsetStore:
@@ -137,39 +147,81 @@ class KafkaEngine:
         return self._cluster.counters
 
     async def open(self) -> None:
-        """Connect, wait until this engine owns the tables, and read the topics. Raises `Unavailable`."""
+        """Connect, wait until Kafka has elected an owner of the tables, and read the topics. Raises `Unavailable`."""
         await self._cluster.open()
         try:
-            if self._settings.is_elected:
-                await self._elect()
-            await self._writer.open()
+            election = await self._elect() if self._settings.is_elected else None
+            coordinator_id = self._settings.coordinator_id
+            await self._writer.open(coordinator_id if election is None else f"{coordinator_id}-{election.member_id}")
             self._is_open = True
-            await self._refresh()
+            if election is None or election.is_owner:
+                await self._own_tables()
+            else:
+                await self._refresh()
         except BaseException:
             await self.close()
             raise
         self._refreshing = asyncio.get_running_loop().create_task(self._refresh_forever())
 
-    async def _elect(self) -> None:
+    async def _elect(self) -> Election:
         topic = self._names.to_kafka(_ELECTION_TOPIC)
         with contextlib.suppress(TopicExists):
             await self._cluster.create_topic(topic, 1, {})
-        self._election = Election(self._cluster.arguments, topic, self._settings.coordinator_id, self._lose)
-        await self._election.win()
+        election = self._election = Election(self._cluster.arguments, topic, self._settings.coordinator_id, self._decided)
+        await election.join()
+        return election
+
+    def _decided(self, is_owner: bool) -> None:
+        """Follow the outcome of an election."""
+        assert self._election is not None
+        self.ownership.coordinator = self._election.owner_address
+        if self.ownership.is_owner:
+            if not is_owner:
+                self._lose()
+        elif is_owner and self._is_open and self._taking_over is None:
+            self._taking_over = asyncio.get_running_loop().create_task(self._take_over())
+
+    async def _own_tables(self) -> None:
+        """Fence the owner before, and read what it wrote last."""
+        await self._writer.own(self._settings.coordinator_id)
+        await self._refresh()
+        self.ownership.is_owner = True
+
+    async def _take_over(self) -> None:
+        try:
+            await self._own_tables()
+        except (BrokerError, kafka_errors.KafkaError, OSError) as failure:
+            _log.warning("cannot take over the tables", extra={"reason": str(failure) or type(failure).__name__})
+            self._lose()
+            return
+        finally:
+            self._taking_over = None
+        if self._election is not None and self._election.is_owner:
+            self.ownership.gained()
+        else:
+            self._lose()
+
+    def _advertise(self, address: str) -> None:
+        if self._election is not None:
+            self._election.advertise(address)
 
     async def close(self) -> None:
         self._is_open = False
-        tasks = [task for task in (self._refreshing, *self._followers.values()) if task is not None]
+        if self._follow_timer is not None:
+            self._follow_timer.cancel()
+            self._follow_timer = None
+        tasks = [task for task in (self._refreshing, self._taking_over, *self._followers.values()) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
-        self._refreshing = None
+        self._refreshing = self._taking_over = None
         self._followers.clear()
         await self._writer.close()
         if self._election is not None:  # after the last write: the next owner reads the tables at once
             await self._election.leave()
             self._election = None
+        self.ownership.is_owner = False
         await self._cluster.close()
         self._topics.clear()
         self._logs.clear()
@@ -179,17 +231,24 @@ class KafkaEngine:
 
     async def create_topic(self, name: str, partitions: int, config: TopicConfig, *, internal: bool = False) -> Topic:
         kafka_name, kafka_config = self._names.to_kafka(name), to_kafka_config(config)
+        if _own_of(config) != _OwnSettings():
+            await self._refresh()  # the settings of a topic that another broker has just created must stay
         if name in self._topics:
             raise TopicExists(name)
         self._check_room(0, partitions)
         await self._put_own(name, config)  # first, so that others see the topic with them
+        is_new = True
         try:
             await self._cluster.create_topic(kafka_name, partitions, kafka_config)
         except TopicExists:
-            raise TopicExists(name) from None
+            is_new = False
+        if not is_new:  # another broker has created it a moment ago
+            await self._refresh()
         async with self._refresh_lock:
             if name not in self._topics:
                 await self._add({name: partitions}, must_exist=True)
+        if not is_new and not internal:
+            raise TopicExists(name)
         return self._topics[name]
 
     async def alter_topic(self, name: str, *, partitions: int | None = None, config: TopicConfig | None = None) -> Topic:
@@ -345,12 +404,12 @@ class KafkaEngine:
         """Stop writing to the tables: another broker owns them."""
         self._writer.stop_transactions()
         self.health.ended("another broker owns the tables")
-        self.lost()
+        self.ownership.lost()
 
     # Settings that Kafka does not keep
 
     async def _put_own(self, name: str, config: TopicConfig) -> None:
-        own = _OwnSettings(config.ack, config.ttl_ms, config.dead_letter_expired)
+        own = _own_of(config)
         if own != self._own.get(name, _OwnSettings()):
             self._own[name] = own
             await self._write_own(name, own)
@@ -407,10 +466,12 @@ class KafkaEngine:
         if not found and not commits:
             future.set_result([])
             return future
+        has_tables = bool(commits) or any(log.topic.startswith(INTERNAL) and log.topic not in _SHARED_TOPICS for log, _ in found)
+        if has_tables and not self.ownership.is_owner:
+            raise NotCoordinator(self.ownership.coordinator)
         is_plain = (
-            not commits
+            not has_tables
             and all(log is found[0][0] and isinstance(batch, RecordBatch) for log, batch in found)
-            and not found[0][0].topic.startswith(INTERNAL)
             and size_bytes <= found[0][0].batch_bytes_max
         )
         level = (ack or self._topics[found[0][0].topic].config.ack) if is_plain else Ack.DURABLE
@@ -435,6 +496,8 @@ class KafkaEngine:
             await self._refresh_bounds([log])  # others may have written since
         if not log.first <= offset <= log.end:
             raise OffsetOutOfRange(wanted=offset, first=log.first, end=log.end)
+        if offset == log.end and not log.watchers:
+            self._linger(log)
         position, end = offset, log.end
         while position < end:
             found = log.cached(position, bytes_max, records_max)
@@ -487,16 +550,30 @@ class KafkaEngine:
 
         return stop
 
+    def _linger(self, log: PartitionLog) -> None:
+        """Follow a partition for a while that a client has read to its end: a client that polls asks again soon, and must not wait for
+        the next refresh to see the records of other brokers."""
+        stop = self.watch(log.topic, log.number, lambda: None)
+        asyncio.get_running_loop().call_later(_LINGER_SECONDS, stop)
+
     # Following
 
     def _follow(self) -> None:
         """Start a task for each node that leads a watched partition and has none."""
         if not self._is_open:
             return
-        for node in self._cluster.by_leader(log.place for log in self._watched):
+        places = self._cluster.by_leader(log.place for log in self._watched)
+        if sum(map(len, places.values())) < len(self._watched) and self._follow_timer is None:
+            # The client library does not know the leader of each partition yet.
+            self._follow_timer = asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._follow_later)
+        for node in places:
             if node not in self._followers:
                 task = self._followers[node] = asyncio.get_running_loop().create_task(self._follow_node(node))
                 task.add_done_callback(partial(self._followed, node))
+
+    def _follow_later(self) -> None:
+        self._follow_timer = None
+        self._follow()
 
     def _followed(self, node: int, task: asyncio.Task[None]) -> None:
         self._followers.pop(node, None)

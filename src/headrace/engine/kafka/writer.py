@@ -3,7 +3,8 @@
 An append to one partition of a user topic is sent by an idempotent producer, with all appends to this partition that wait, as one record
 batch; if the topic asks for less (`ack = written` or `none`), by a producer with acks=1 or 0, which is not idempotent. Every other append
 (several partitions, or a table) is part of a Kafka transaction, together with all others that wait. The transactional id is that of the
-coordinator, so Kafka refuses the tables' writes of a broker that was replaced.
+coordinator, so Kafka refuses the tables' writes of a broker that was replaced. A broker that is not the coordinator writes no tables, and
+has a transactional id of its own.
 
 Appends to one partition are written in call order: each partition has a queue, and an append is sent when it is at the head of all its
 queues.
@@ -106,7 +107,6 @@ class Writer:
         cluster: Cluster,
         offsets: KafkaOffsets,
         *,
-        transactional_id: str,
         deadline_ms: int,
         health: Health,
         advanced: Callable[[Iterable[PartitionLog]], None],
@@ -114,7 +114,9 @@ class Writer:
     ) -> None:
         self._cluster = cluster
         self._offsets = offsets
-        self._transactional_id = transactional_id
+        self._transactional_id = ""
+        self._turn = asyncio.Lock()
+        """Held during a transaction."""
         self._deadline_seconds = deadline_ms / 1000
         self._health = health
         self._advanced = advanced
@@ -129,10 +131,18 @@ class Writer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
-    async def open(self) -> None:
+    async def open(self, transactional_id: str) -> None:
+        """Start. The id is for transactions that write no table, until `own`."""
         self._is_closing = self._is_fenced = False
+        self._transactional_id = transactional_id
         self._plain = {Ack.DURABLE: await self._producer(None)}
-        self._transactional = await self._producer(self._transactional_id)
+
+    async def own(self, transactional_id: str) -> None:
+        """Use the id of the coordinator from now on. Kafka refuses later transactions of the coordinator before."""
+        async with self._turn:
+            await self._drop_transactional()
+            self._transactional_id = transactional_id
+            self._transactional = await self._producer(transactional_id)
 
     @property
     def epoch(self) -> int:
@@ -349,7 +359,8 @@ class Writer:
     async def _commit_all(self) -> None:
         try:
             while appends := self._ready():
-                await self._commit(appends)
+                async with self._turn:
+                    await self._commit(appends)
                 for log in {log for append in appends for log in append.logs}:
                     self._pump(log)
             # What remains waits for the appends of one partition; `_send_all` calls again.

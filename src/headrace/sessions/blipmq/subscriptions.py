@@ -39,6 +39,8 @@ QOS_0_HEADERS: Final[Headers] = (("x-headrace-qos", b"0"),)
 _READ_BYTES: Final = 32 * KIB
 """Bytes that a QoS 0 subscription reads at a time and buffers for the next POLL."""
 
+_LIVE_ID_BITS: Final = 16
+
 
 @dataclass(slots=True)
 class Deliveries:
@@ -198,6 +200,7 @@ class Subscriptions:
         self._clock, self._later = clock, later
         self._book = book
         self._uses: dict[int, _Use] = {}
+        self._next_live_id = 0
         self._timer: Timer | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._policy = SettlementPolicy(
@@ -213,11 +216,16 @@ class Subscriptions:
         return len(self._uses)
 
     async def open(self) -> None:
-        """Restore the QoS 1 subscriptions."""
+        """Restore the QoS 1 subscriptions. If this broker is not the coordinator, call `restore` when it has become it."""
+        self._next_live_id = self._clock() << _LIVE_ID_BITS
+        if self._broker.is_coordinator:
+            await self.restore()
+        self._set_timer()
+
+    async def restore(self) -> None:
         now = self._clock()
         for id, row in (await self._book.load()).items():
             self._uses[id] = _Use(None, row, row.owner, now, is_restored=True)
-        self._set_timer()
 
     async def close(self) -> None:
         """Stop. The queues stay open: the broker commits their progress when it closes, without counting deliveries in flight as failed."""
@@ -243,6 +251,7 @@ class Subscriptions:
 
     async def _join(self, who: Principal, message: Subscribe, address: str) -> Subscription:
         self._check_room()
+        self._broker.check_coordinator()
         await self._broker.ensure_topic(who, message.topic)
         id = await self._book.new_id()
         member = self._broker.join(
@@ -265,12 +274,15 @@ class Subscriptions:
 
     async def _subscribe(self, who: Principal, topic: str, qos: int) -> Subscription:
         self._check_room()
+        if qos:
+            self._broker.check_coordinator()
         await self._broker.ensure_topic(who, topic)
-        id = await self._book.new_id()
         if qos == 0:
+            id = await self._live_id()
             live = LiveSubscription(id, who, topic, self._broker)
             self._uses[id] = _Use(live, None, who.name, self._clock())
             return live
+        id = await self._book.new_id()
         row = await self._take_over(who, topic, id)
         if row is not None:
             use = self._uses[id] = _Use(None, row, who.name, self._clock())
@@ -284,6 +296,14 @@ class Subscriptions:
         except BrokerError:
             self._forget(id)
             raise
+
+    async def _live_id(self) -> int:
+        """Return a new number for a subscription in memory. A broker that is not the coordinator reserves none in the table: its numbers
+        begin with the time of its start, far above those of the table."""
+        if self._broker.is_coordinator:
+            return await self._book.new_id()
+        self._next_live_id += 1
+        return self._next_live_id
 
     def find(self, who: Principal, id: int) -> Subscription | None:
         """Return the subscription with this id if it belongs to the principal."""

@@ -1,0 +1,271 @@
+"""Two brokers on one Kafka at the same time: both publish and read; the coordinator does what needs an owner."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import count, product
+from typing import NamedTuple, cast
+
+import pyarrow as pa
+import pytest
+
+import headrace
+from headrace.access.access import Access, AccessSettings, Mode
+from headrace.access.administration import Caller
+from headrace.broker.authorizer import Action, Principal, Resource
+from headrace.clients.blipmq.client import BlipMqClient
+from headrace.clients.connect import Connecting
+from headrace.clients.flymq.client import FlyMqClient
+from headrace.clients.messages import Settlement, Start
+from headrace.engine.kafka.engine import KafkaEngine
+from headrace.engine.kafka.settings import KafkaSettings
+from headrace.errors import HeadraceError, LoginFailed, NotCoordinator
+from headrace.flight.client import FlightClient, Servers
+from headrace.kafka_server import Cluster
+from tests.access.harness import quick_passwords
+from tests.kafka.test_protocols import read_by_kafka
+from tests.protocols.peers import API_KEY, PEERS, QUIC, WAIT_SECONDS, Broker, Peer, serving
+from tests.protocols.test_matrix import values_for, write
+
+NAMES = count()
+VOICES = PEERS + QUIC
+
+
+class Brokers(NamedTuple):
+    """Two brokers on one Kafka."""
+
+    coordinator: Broker
+    other: Broker
+
+
+@pytest.fixture(scope="module")
+def brokers(kafka: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Brokers]:
+    engine = ("--engine", "kafka", "--set", f"kafka.bootstrap={kafka.bootstrap}", "--set", "kafka.prefix=both.")
+    arguments = (*engine, "--listen-flight", "127.0.0.1:0", "--set", "blipmq.retry_backoff=10m", "--set", "kafka.refresh=100ms")
+    with serving(tmp_path_factory.mktemp("first"), *arguments) as first, serving(tmp_path_factory.mktemp("second"), *arguments) as second:
+        yield Brokers(first, second)
+
+
+def address(broker: Broker, kind: str) -> str:
+    protocols = broker.process.ready["protocols"]
+    assert isinstance(protocols, dict)
+    return str(protocols[kind][0])
+
+
+def connect(peer: Peer, *brokers: Broker) -> Connecting:
+    """Connect to the first broker, with the addresses of all."""
+    places = ",".join(address(broker, peer.kind) for broker in brokers)
+    return headrace.connect(f"{peer.protocol}://{places}", api_key=API_KEY if peer.needs_api_key else None, options=peer.options)
+
+
+@asynccontextmanager
+async def flymq(*brokers: Broker) -> AsyncIterator[FlyMqClient]:
+    async with asyncio.timeout(WAIT_SECONDS), connect(next(peer for peer in PEERS if peer.protocol == "flymq"), *brokers) as client:
+        yield cast(FlyMqClient, client)
+
+
+@asynccontextmanager
+async def following(reader: Peer, topic: str, *brokers: Broker) -> AsyncIterator[headrace.Subscription]:
+    async with asyncio.timeout(WAIT_SECONDS), connect(reader, *brokers) as client:
+        start: Start = "earliest" if reader.reads_history else "latest"
+        settlement: Settlement = "auto" if reader.needs_settlement else "explicit"
+        subscription = await client.subscribe(topic, start, settlement=settlement)
+        yield subscription
+        await subscription.close()
+
+
+async def known(topic: str, broker: Broker) -> None:
+    """Wait until the broker has heard of the topic."""
+    async with flymq(broker) as client:
+        while topic not in await client.topics():  # noqa: ASYNC110  # it reads the topics of others at intervals
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def topic(brokers: Brokers) -> str:
+    """A topic that was created through the broker that is not the coordinator."""
+    name = f"both-{next(NAMES)}"
+    async with flymq(brokers.other) as client:
+        await client.create_topic(name)
+    await known(name, brokers.coordinator)
+    return name
+
+
+@pytest.mark.parametrize("writer, reader", [pytest.param(a, b, id=f"{a}-{b}") for a, b in product(VOICES, VOICES)])
+async def test_each_broker_reads_live_what_the_other_publishes(brokers: Brokers, topic: str, writer: Peer, reader: Peer) -> None:
+    """A reader with settlement needs the coordinator: its client knows both addresses and moves on."""
+    values = [value for value in values_for(writer) if len(value) < 1024]
+    for here, there in (brokers, reversed(brokers)):
+        async with following(reader, topic, here, there) as subscription:
+            before = 0 if here is brokers.coordinator or not reader.reads_history or reader.needs_settlement else len(values)
+            for _ in range(before):
+                await anext(subscription)
+            await write(there, writer, topic, values)
+            assert [(await anext(subscription)).value for _ in values] == values
+
+
+async def test_both_brokers_publish_to_one_partition_and_each_keeps_the_order_of_its_publishers(
+    kafka: Cluster, brokers: Brokers, topic: str
+) -> None:
+    """A reader on each broker follows live and sees the same records as Kafka's own client: each one once."""
+    count = 3_000
+
+    async def publish(name: bytes, broker: Broker) -> None:
+        async with flymq(broker) as client:
+            for begin in range(0, count, 100):
+                await (await client.send_many(topic, [b"%s %d" % (name, number) for number in range(begin, begin + 100)], partition=0))
+
+    async def follow(peer: Peer, broker: Broker) -> list[bytes]:
+        values: list[bytes] = []
+        async with following(peer, topic, broker) as subscription:
+            async for batch in subscription.batches():
+                values += batch.values
+                if len(values) >= 2 * count:
+                    return values
+        raise AssertionError("the subscription ended")
+
+    figg = next(peer for peer in PEERS if peer.protocol == "figg")
+    readers = [asyncio.create_task(follow(figg, broker)) for broker in brokers]
+    await asyncio.gather(publish(b"one", brokers.coordinator), publish(b"two", brokers.other))
+    seen = [await reader for reader in readers]
+    assert seen[0] == seen[1]
+    for name in (b"one", b"two"):
+        assert [value for value in seen[0] if value.startswith(name)] == [b"%s %d" % (name, number) for number in range(count)]
+    stored = await asyncio.to_thread(read_by_kafka, kafka, f"both.{topic}", 2 * count)
+    assert [value for _, value in stored] == seen[0]
+
+
+async def test_a_key_has_one_partition_and_an_expiry_holds_on_both_brokers(brokers: Brokers) -> None:
+    name = f"both-{next(NAMES)}"
+    async with flymq(brokers.coordinator) as one, flymq(brokers.other) as two:
+        await one.create_topic(name, partitions=5)
+        await known(name, brokers.other)
+        for key in (b"a", b"b", b"c", b"d"):
+            receipts = [await client.publish(name, b"x", key=key) for client in (one, two)]
+            assert receipts[0].partition == receipts[1].partition
+        expired = await two.publish_with_ttl(name, b"expired", ttl_ms=1, partition=4)
+        kept = await two.publish_with_ttl(name, b"kept", ttl_ms=600_000, partition=4)
+        assert expired.offset is not None and kept.offset is not None
+        for client in (one, two):
+            while (await client.end_offset(name, partition=4)) <= kept.offset:  # noqa: ASYNC110  # it reads the ends at intervals
+                await asyncio.sleep(0.05)
+            assert [message.value for message in await client.fetch(name, expired.offset, partition=4)] == [b"kept"]
+
+
+OWNED: dict[str, Callable[[FlyMqClient, str], Awaitable[object]]] = {
+    "commit": lambda client, topic: client.commit(topic, 0, group="g"),
+    "committed": lambda client, topic: client.committed(topic, group="g"),
+    "group": lambda client, topic: client.subscribe(topic, group="g"),
+    "delayed": lambda client, topic: client.publish_delayed(topic, b"x", delay_ms=600_000),
+    "transaction": lambda client, topic: client.transaction().__aenter__(),
+    "user": lambda client, topic: client.create_user(f"user-of-{topic}", "", ["consumer"]),
+    "schema": lambda client, topic: client.register_schema(topic, "json", b'{"type":"integer"}'),
+    "delete": lambda client, topic: client.delete_topic(topic),
+}
+
+
+@pytest.mark.parametrize("operation", OWNED)
+async def test_an_owners_operation_names_the_coordinator_and_succeeds_with_both_addresses(
+    brokers: Brokers, topic: str, operation: str
+) -> None:
+    async with flymq(brokers.other) as client:
+        with pytest.raises(NotCoordinator) as caught:
+            await OWNED[operation](client, topic)
+        assert caught.value.address == brokers.coordinator.address
+        await client.publish(topic, b"the connection is good")
+    async with flymq(brokers.other, brokers.coordinator) as client:
+        await OWNED[operation](client, topic)
+
+
+@pytest.mark.parametrize("peer", [peer for peer in VOICES if peer.protocol in ("rustlog", "blipmq", "fujin")], ids=str)
+async def test_every_protocol_with_owners_operations_refuses_them_in_its_own_form(brokers: Brokers, topic: str, peer: Peer) -> None:
+    async def operate(client: headrace.Client) -> None:
+        if peer.protocol == "rustlog":
+            await client.commit(topic, 0, group="g")
+        else:
+            await client.subscribe(topic, "earliest" if peer.reads_history else "latest", settlement="auto")
+        if peer.protocol == "fujin":
+            async with client.transaction() as transaction:
+                await transaction.publish(topic, b"in a transaction")
+
+    async with asyncio.timeout(WAIT_SECONDS), connect(peer, brokers.other) as client:
+        with pytest.raises(HeadraceError, match="this operation needs the coordinator") as caught:
+            await operate(client)
+        assert "not_coordinator" in (getattr(caught.value, "kind", ""), getattr(caught.value, "code", ""))
+    async with asyncio.timeout(WAIT_SECONDS), connect(peer, brokers.other, brokers.coordinator) as client:
+        await operate(client)
+
+
+async def test_flight_appends_and_reads_everywhere_and_finds_the_coordinator_for_a_writer(brokers: Brokers, topic: str) -> None:
+    here, there = (address(broker, "flight") for broker in (brokers.other, brokers.coordinator))
+    rows = pa.RecordBatch.from_pydict({"value": pa.array([b"1", b"2"], pa.binary())})
+
+    def read(client: FlightClient) -> list[bytes]:
+        held = client.describe([topic])[topic].partitions[0]
+        return [row["value"] for batch in client.read(topic, 0, held.first, held.end, columns=("value",)) for row in batch.to_pylist()]
+
+    def through_flight() -> None:
+        with FlightClient(Servers.parse(here)) as client:
+            client.append(topic, [rows], partition=0)
+            assert read(client) == [b"1", b"2"]
+            with pytest.raises(NotCoordinator):
+                client.stage("h", [rows], topic=topic, writer=f"w-{topic}")
+        with FlightClient(Servers.parse(f"{here},{there}")) as client:
+            assert client.stage("h", [rows], topic=topic, writer=f"w-{topic}").records == 2
+            assert client.publish(f"w-{topic}", 0, ["h"]).records == 2
+            client.commit("g", {topic: {0: 2}})
+            assert client.committed("g", topic) == {0: 2}
+            assert read(client) == [b"1", b"2", b"1", b"2"]
+
+    await asyncio.to_thread(through_flight)
+
+
+def now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def test_logins_and_rules_on_every_broker_are_those_of_the_coordinator(kafka: Cluster) -> None:
+    settings = KafkaSettings(kafka.bootstrap, prefix="logins.", refresh_ms=100)
+    enforced = AccessSettings(Mode.ENFORCED)
+    engines = [KafkaEngine(settings, clock=now) for _ in range(2)]
+    accesses = [
+        Access(engine, clock=now, random_bytes=secrets.token_bytes, settings=enforced, passwords=quick_passwords()) for engine in engines
+    ]
+    async with asyncio.timeout(WAIT_SECONDS):
+        for engine, access in zip(engines, accesses, strict=True):
+            await engine.open()
+            await access.open()
+        owner, other = accesses
+        caller, root = Caller(Principal("", "flymq"), "127.0.0.1"), Caller(Principal("admin", "flymq", "password:1"), "127.0.0.1")
+        await owner.administration.create_user(root, "ann", "a long password", ["consumer"])
+
+        async def reaches(condition: Callable[[], bool]) -> None:
+            while not condition():  # noqa: ASYNC110  # the change comes through Kafka
+                await asyncio.sleep(0.02)
+
+        await reaches(lambda: "ann" in other.policy.users)
+        who = await other.log_in("ann", "a long password", caller)
+        assert other.authorize(who, Action.READ, Resource("topic", "t"))
+        with pytest.raises(NotCoordinator):
+            await other.administration.create_user(root, "bob", "a long password", [])
+        await owner.administration.delete_user(root, "ann")
+        await reaches(lambda: not other.authorize(who, Action.READ, Resource("topic", "t")))
+        with pytest.raises(LoginFailed):
+            await other.log_in("ann", "a long password", caller)
+        for engine, access in zip(engines, accesses, strict=True):
+            await access.close()
+            await engine.close()
+
+
+async def test_a_subscription_without_settlement_works_on_every_broker(brokers: Brokers, topic: str) -> None:
+    blipmq = next(peer for peer in PEERS if peer.protocol == "blipmq")
+    async with asyncio.timeout(WAIT_SECONDS), connect(blipmq, brokers.other) as client:
+        subscriptions = [await cast(BlipMqClient, client).subscribe(topic, qos=0) for _ in range(2)]
+        async with flymq(brokers.coordinator) as publisher:
+            await publisher.publish(topic, b"live")
+        for subscription in subscriptions:
+            assert (await anext(subscription)).value == b"live"
