@@ -22,8 +22,9 @@ WORK_SECONDS = 0.002
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    # A slow machine must not make BlipMQ deliver again.
-    with serving(tmp_path_factory.mktemp("groups"), "--set", "blipmq.retry_backoff=10m") as broker:
+    # A slow machine must not make the broker deliver again.
+    patient = ("--set", "blipmq.retry_backoff=10m", "--set", "flymq.ack_timeout=10m")
+    with serving(tmp_path_factory.mktemp("groups"), *patient) as broker:
         yield broker
 
 

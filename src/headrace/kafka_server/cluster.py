@@ -90,9 +90,10 @@ class Node:
             self.process.wait()
 
     def pause(self) -> None:
-        """Stop the process without ending it (SIGSTOP)."""
+        """Stop the process without ending it (SIGSTOP). When this returns, all its threads have stopped."""
         assert self.process is not None
         self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         """Continue a paused process (SIGCONT)."""

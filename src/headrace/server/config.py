@@ -340,6 +340,9 @@ class FlyMq:
         "",
         "The address that the broker reports to clients that request the cluster metadata. Default: the address that the client used.",
     )
+    ack_timeout: int = setting(
+        Duration(1, _DAY), "30s", "How long a record of a shared group waits for its acknowledgement before it is delivered again."
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from headrace.access.administration import Caller
 from headrace.access.policy import ANONYMOUS
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
+from headrace.broker.groups.members import SettlementPolicy
 from headrace.broker.groups.subscriptions import SubscriptionBook
 from headrace.broker.overview import Report
 from headrace.engine.contract import Engine
@@ -128,11 +129,11 @@ class Protocols:
 
     def _flymq(self) -> ServedProtocol:
         chosen = self._config.flymq
-        dialect = flymq.Dialect(chosen.dialect.value)
+        dialect, shared = flymq.Dialect(chosen.dialect.value), SettlementPolicy(ack_timeout_ms=chosen.ack_timeout)
 
         def enter(peer: Peer) -> FramedSession:
             node = Node(address=chosen.advertise or peer.local, report=self._report)
-            settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight), self._who(peer, "flymq", ANONYMOUS)
+            settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight, shared), self._who(peer, "flymq", ANONYMOUS)
             access = FlyMqAccess(self._access, who, peer.peer, lambda who: self._logged_in(peer, who))
             return FlyMqSession(peer, self._broker, who, settings, access, self._turns)
 

@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from headrace.access.access import Access, AccessSettings
 from headrace.broker.authorizer import Authorize, Principal, allow_all
 from headrace.broker.broker import Broker
+from headrace.broker.groups.members import SettlementPolicy
 from headrace.broker.settings import BrokerSettings
 from headrace.engine.contract import Ack, Appended, Write
 from headrace.engine.memory import MemoryEngine
 from headrace.errors import BrokerError
 from headrace.sessions.flymq.access import FlyMqAccess
+from headrace.sessions.flymq.members import SHARED
 from headrace.sessions.flymq.session import FlyMqSession, FlyMqSettings
 from headrace.wire.flymq import Dialect, ReplyDecoder, decode_reply, encode_request
 from headrace.wire.flymq.messages import Failure, ProduceBatch, RecordMetadataBatch, Reply, ReplyFrame, Request
@@ -164,10 +166,13 @@ class ListenerContext:
         )
         self.access.listen(self.broker.access_changed)
 
-    def peer(self, dialect: Dialect = Dialect.SPEC, who: Principal = DEV, address: str = Wire.peer) -> Peer:
+    def peer(
+        self, dialect: Dialect = Dialect.SPEC, who: Principal = DEV, address: str = Wire.peer, shared: SettlementPolicy = SHARED
+    ) -> Peer:
         wire = Wire()
         wire.peer = address
-        return Peer(FlyMqSession(wire, self.broker, who, FlyMqSettings(dialect), FlyMqAccess(self.access, who, address)), wire)
+        settings = FlyMqSettings(dialect, shared=shared)
+        return Peer(FlyMqSession(wire, self.broker, who, settings, FlyMqAccess(self.access, who, address)), wire)
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.broker import SettlementPolicy
 from headrace.limits import SUBSCRIPTIONS_PER_CONNECTION_MAX
 from headrace.records import RecordBatch
 from headrace.wire.flymq.messages import (
@@ -71,6 +72,18 @@ async def test_a_lost_connection_returns_what_its_members_hold() -> None:
         lost.session.lost()
         assert await _take(peer, second.member) == held[1:]
         assert [member.topic for member in server.broker.members(DEV, "g")] == ["t"]
+
+
+async def test_a_record_of_a_shared_group_is_delivered_again_after_the_time_of_the_settings() -> None:
+    async with running_server() as server:
+        await _put(server, 1)
+        peer = server.peer(shared=SettlementPolicy(ack_timeout_ms=70_000))
+        joined = await _join(peer, "shared")
+        assert await _take(peer, joined.member) == [(0, 0)]
+        server.now += 69_999
+        assert await _take(peer, joined.member) == []
+        server.now += 1
+        assert await _take(peer, joined.member) == [(0, 0)]
 
 
 async def test_a_member_that_leaves_is_unknown_and_so_is_that_of_another_connection() -> None:

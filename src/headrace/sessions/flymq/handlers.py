@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from headrace.broker import Broker, Principal
+from headrace.broker import Broker, Principal, SettlementPolicy
 from headrace.errors import InvalidRequest, TopicExists, UnknownTopic
 from headrace.limits import PARTITIONS_PER_TOPIC_MAX
 from headrace.sessions.flymq.cluster import ClusterHandlers, Node
@@ -19,7 +19,7 @@ from headrace.sessions.flymq.dead_letters import DeadLetterHandlers
 from headrace.sessions.flymq.delayed import DelayedHandlers
 from headrace.sessions.flymq.errors import UnknownGroup
 from headrace.sessions.flymq.extensions import BrokerHandlers
-from headrace.sessions.flymq.members import MemberHandlers
+from headrace.sessions.flymq.members import SHARED, MemberHandlers
 from headrace.sessions.flymq.reading import ReadHandlers
 from headrace.sessions.flymq.schemas import SchemaHandlers
 from headrace.sessions.flymq.staging import OFFSET_MAX
@@ -75,13 +75,21 @@ class Handlers:
     """Requests of one principal."""
 
     def __init__(
-        self, broker: Broker, who: Principal, node: Node, turns: Turns, is_over: Callable[[], bool] = lambda: False, address: str = ""
+        self,
+        broker: Broker,
+        who: Principal,
+        node: Node,
+        turns: Turns,
+        is_over: Callable[[], bool] = lambda: False,
+        address: str = "",
+        shared: SettlementPolicy = SHARED,
     ) -> None:
-        """`is_over` tells whether the peer no longer waits for replies. `address` is that of the peer."""
+        """`is_over` tells whether the peer no longer waits for replies. `address` is that of the peer. `shared` is for members of shared
+        groups."""
         self._broker = broker
         self.who = who
         self.transactions = TransactionHandlers(broker, lambda: self.who)
-        self.members = members = MemberHandlers(broker, lambda: self.who, address)
+        self.members = members = MemberHandlers(broker, lambda: self.who, address, shared)
         self.reading = reading = ReadHandlers(broker, lambda: self.who, turns, is_over)
         self.by_type: dict[type, Callable[[Any], Awaitable[Reply]]] = {
             Consume: reading.consume,

@@ -36,7 +36,8 @@ WAIT_MS_MAX: Final = 1_000
 """Longest wait of a GROUP_TAKE. Later requests of the connection wait as well."""
 _RECORD_OVERHEAD_BYTES: Final = 32
 _ORDERED: Final = SettlementPolicy(ack_timeout_ms=300_000, attempts_max=0, dead_letters=False)
-_SHARED: Final = SettlementPolicy()
+SHARED: Final = SettlementPolicy()
+"""Settlement in a shared group, by default."""
 _STARTS: Final[dict[str, Start]] = {"earliest": "earliest", "latest": "latest"}
 _MODES: Final[dict[str, Mode | None]] = {"": None, "ordered": "ordered", "shared": "shared"}
 
@@ -51,10 +52,10 @@ class UnknownMember(BrokerError):
 
 
 class MemberHandlers:
-    """Members of one connection. `who` returns the current principal."""
+    """Members of one connection. `who` returns the current principal, `shared` is the policy in a shared group."""
 
-    def __init__(self, broker: Broker, who: Callable[[], Principal], address: str) -> None:
-        self._broker, self._who, self._address = broker, who, address
+    def __init__(self, broker: Broker, who: Callable[[], Principal], address: str, shared: SettlementPolicy) -> None:
+        self._broker, self._who, self._address, self._shared = broker, who, address, shared
         self._members: dict[int, Member] = {}
 
     async def join(self, request: GroupJoin) -> Reply:
@@ -67,7 +68,7 @@ class MemberHandlers:
             self._who(),
             request.group,
             request.topic,
-            policy=_SHARED if mode == "shared" else _ORDERED,
+            policy=self._shared if mode == "shared" else _ORDERED,
             mode=mode,
             partitions=None if request.partition < 0 else [request.partition],
             start=await self._start(request),

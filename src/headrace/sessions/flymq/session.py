@@ -16,7 +16,7 @@ from enum import Enum
 from functools import partial
 from typing import Final, TypeAlias
 
-from headrace.broker import Broker, Principal, settled
+from headrace.broker import Broker, Principal, SettlementPolicy, settled
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownTopic, WireError
 from headrace.limits import FLYMQ_LOGIN_INFLATED_BYTES_MAX, FLYMQ_LOOP_INFLATED_BYTES_MAX, IN_FLIGHT_BYTES_MAX
@@ -26,6 +26,7 @@ from headrace.sessions.flymq.cluster import Node
 from headrace.sessions.flymq.delayed import StagedReplies, batch_of, stage_commits, stage_delayed
 from headrace.sessions.flymq.errors import error_reply, not_understood
 from headrace.sessions.flymq.handlers import Handlers
+from headrace.sessions.flymq.members import SHARED
 from headrace.sessions.flymq.staging import Staged, StagedMany, StagedRecord, failed, stage, stage_many
 from headrace.sessions.flymq.transactions import Committing
 from headrace.sessions.session import BaseSession
@@ -69,6 +70,8 @@ class FlyMqSettings:
     dialect: Dialect = Dialect.SPEC
     node: Node = Node()
     in_flight_bytes_max: int = IN_FLIGHT_BYTES_MAX
+    shared: SettlementPolicy = SHARED
+    """Settlement by members of shared groups."""
 
 
 _DEFAULTS: Final = FlyMqSettings()
@@ -94,7 +97,7 @@ class FlyMqSession(BaseSession[Step]):
         self._watched_link = link
         self._broker = broker
         self._who = who
-        self._handlers = Handlers(broker, who, settings.node, self._turns, self._is_over, link.peer)
+        self._handlers = Handlers(broker, who, settings.node, self._turns, self._is_over, link.peer, settings.shared)
         self._access = access
         self._dialect = settings.dialect
         self._decoder = RequestDecoder(self._inflated_bytes_max)
