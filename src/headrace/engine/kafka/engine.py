@@ -43,17 +43,17 @@ from headrace.engine.kafka.offsets import KafkaOffsets, split
 from headrace.engine.kafka.partition import PartitionLog
 from headrace.engine.kafka.settings import KafkaSettings
 from headrace.engine.kafka.writer import Append, LateBatch, Writer
+from headrace.engine.partition_limits import check_partitions
 from headrace.errors import (
     BrokerError,
     InvalidRequest,
-    LimitExceeded,
     OffsetOutOfRange,
     TopicExists,
     Unavailable,
     UnknownPartition,
     UnknownTopic,
 )
-from headrace.limits import FETCH_BYTES_MAX, KIB, MIB, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
+from headrace.limits import FETCH_BYTES_MAX, KIB, MIB
 from headrace.records import ColumnBatch, RecordBatch
 
 _log = logging.getLogger(__name__)
@@ -181,7 +181,7 @@ class KafkaEngine:
         kafka_name, kafka_config = self._names.to_kafka(name), to_kafka_config(config)
         if name in self._topics:
             raise TopicExists(name)
-        self._check_room(0, partitions)
+        check_partitions(self._topics, name, partitions, internal=internal)
         await self._put_own(name, config)  # first, so that others see the topic with them
         try:
             await self._cluster.create_topic(kafka_name, partitions, kafka_config)
@@ -197,9 +197,7 @@ class KafkaEngine:
         if old is None:
             raise UnknownTopic(name)
         count = old.partitions if partitions is None else partitions
-        if count < old.partitions:
-            raise InvalidRequest(f"topic {name!r}: expected at least {old.partitions} partitions, got {count}")
-        self._check_room(old.partitions, count)
+        check_partitions(self._topics, name, count, internal=old.internal)
         if config is not None:
             await self._cluster.alter_config(self._names.to_kafka(name), to_kafka_config(config))
             await self._put_own(name, config)
@@ -220,15 +218,6 @@ class KafkaEngine:
 
     def topics(self) -> Mapping[str, Topic]:
         return MappingProxyType(self._topics)
-
-    def _check_room(self, before: int, after: int) -> None:
-        if after < 1:
-            raise InvalidRequest(f"expected at least one partition, got {after}")
-        if after > PARTITIONS_PER_TOPIC_MAX:
-            raise LimitExceeded(f"{after} partitions exceed the limit of {PARTITIONS_PER_TOPIC_MAX} per topic")
-        total = sum(map(len, self._logs.values())) - before + after
-        if total > PARTITIONS_MAX:
-            raise LimitExceeded(f"{total} partitions exceed the limit of {PARTITIONS_MAX} per broker")
 
     def _find(self, topic: str, partition: int) -> PartitionLog:
         logs = self._logs.get(topic)
