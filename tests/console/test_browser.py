@@ -85,10 +85,16 @@ class Pages:
                 place.send_keys(text)
 
     def press(self, text: str) -> None:
-        """Press a button or follow a link of the page by its text."""
-        (found, *_) = [one for one in self.all("main button, main a") if one.text.strip() == text and one.is_displayed()]
-        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
-        found.click()
+        """Press a button or follow a link of the page by its text, once it is there. A page that is being left has stale elements."""
+        found: list[WebElement] = []
+
+        def is_there() -> bool:
+            found[:] = [one for one in self.all("main button, main a") if one.text.strip() == text and one.is_displayed()]
+            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found[0])
+            return True
+
+        self.until(is_there)
+        found[0].click()
 
     def until(self, condition: Callable[[], Any]) -> None:
         WebDriverWait(self.driver, WAIT_SECONDS, 0.05, [Exception]).until(lambda _: condition())
