@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Upper bounds of durations."""
+FEW_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 1.0)
+"""Some of these, where each bucket is multiplied by the number of topics."""
 BYTES: Final = tuple(4.0**power for power in range(5, 14))
 """Upper bounds of sizes: 1 KiB to 64 MiB."""
 
@@ -31,6 +35,19 @@ class Histogram:
     @property
     def count(self) -> int:
         return sum(self.counts)
+
+    def add(self, other: Histogram) -> None:
+        """Add the observations of another histogram with the same bounds."""
+        self.counts = [*map(operator.add, self.counts, other.counts)]
+        self.total += other.total
+
+    def coarse(self, bounds: Sequence[float]) -> Histogram:
+        """Return the same observations in fewer buckets. `bounds` are some of the bounds of this one."""
+        found = Histogram(bounds)
+        for bound, count in zip((*self.bounds, math.inf), list(self.counts), strict=True):
+            found.counts[bisect_left(bounds, bound)] += count
+        found.total = self.total
+        return found
 
     def cumulative(self) -> list[tuple[str, int]]:
         """Return (upper bound, observations at or below it), as Prometheus has them."""

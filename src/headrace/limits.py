@@ -18,6 +18,7 @@ HEADERS_BYTES_MAX: Final = 8 * KIB
 TOPIC_NAME_BYTES_MAX: Final = 249
 PARTITIONS_PER_TOPIC_MAX: Final = 1_000
 PARTITIONS_MAX: Final = 10_000
+"""Partitions of all topics of a broker, without internal ones."""
 GROUP_NAME_BYTES_MAX: Final = 249
 
 # The log

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from headrace.clients.flymq.client import FlyMqClient
+from headrace.console.reading import Progress, search
 from tests.console.harness import ADMIN_PASSWORD, BrokerThread, ConsoleThread, running
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
@@ -82,10 +85,16 @@ class Pages:
                 place.send_keys(text)
 
     def press(self, text: str) -> None:
-        """Press a button or follow a link of the page by its text."""
-        (found, *_) = [one for one in self.all("main button, main a") if one.text.strip() == text and one.is_displayed()]
-        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found)
-        found.click()
+        """Press a button or follow a link of the page by its text, once it is there. A page that is being left has stale elements."""
+        found: list[WebElement] = []
+
+        def is_there() -> bool:
+            found[:] = [one for one in self.all("main button, main a") if one.text.strip() == text and one.is_displayed()]
+            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", found[0])
+            return True
+
+        self.until(is_there)
+        found[0].click()
 
     def until(self, condition: Callable[[], Any]) -> None:
         WebDriverWait(self.driver, WAIT_SECONDS, 0.05, [Exception]).until(lambda _: condition())
@@ -243,13 +252,38 @@ def test_a_message_is_opened_folded_and_published_again(pages: Pages) -> None:
     pages.sees("Publish to orders: partition", '"again"', "headrace pub orders")
 
 
-def test_a_search_streams_its_matches_and_can_be_stopped(pages: Pages) -> None:
+def test_a_search_streams_its_matches(pages: Pages) -> None:
     pages.open("/messages?topic=orders")
     pages.fill(q="customer-29")
     pages.press("Show")
     pages.sees("Finished: 11 found in 30", "Every record was searched")
     assert "stream=1" in pages.driver.current_url and len(pages.all(".record")) == 11
     assert not pages.find("#stop").is_displayed()
+
+
+def test_the_stop_button_ends_a_search_and_keeps_its_matches(pages: Pages, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+
+    async def endless(*arguments: Any, **named: Any) -> AsyncIterator[Progress]:
+        """Search the first partition, and wait for the next one until the page leaves."""
+        try:
+            async for progress in search(*arguments, **named):
+                yield progress
+                await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("headrace.console.pages.messages.search", endless)
+    pages.open("/messages?topic=orders")
+    pages.fill(q="customer-29")
+    pages.press("Show")
+    pages.sees("found in")
+    found = len(pages.all(".record"))
+    assert found > 0 and not ended.is_set()
+    pages.press("Stop")
+    pages.sees("Stopped: ", "found in")
+    assert not pages.find("#stop").is_displayed() and len(pages.all(".record")) == found
+    assert ended.wait(WAIT_SECONDS), "the console goes on searching"
 
 
 def test_the_live_tail_shows_new_records_pauses_and_survives_a_restart_of_the_broker(pages: Pages, broker: BrokerThread) -> None:

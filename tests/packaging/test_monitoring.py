@@ -96,6 +96,26 @@ def test_an_alert_says_what_happened_and_the_manual_says_what_to_do(rule: dict[s
     assert f"| `{rule['alert']}` |" in (ROOT / "docs" / "operations.md").read_text("utf-8")
 
 
+def test_the_dashboard_has_what_grafana_expects() -> None:
+    dashboard = json.loads((MONITORING / "grafana.json").read_text("utf-8"))
+    assert dashboard["uid"] and dashboard["title"] and dashboard["schemaVersion"] >= 36  # data sources are objects since then
+    variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
+    assert variables["datasource"]["type"] == "datasource" and variables["datasource"]["query"] == "prometheus"
+    source = {"type": "prometheus", "uid": "${datasource}"}
+    assert all(variable["datasource"] == source for variable in variables.values() if variable["type"] == "query")
+    every = dashboard["panels"]
+    assert len({panel["id"] for panel in every}) == len(every)
+    assert all(panel["gridPos"]["x"] >= 0 and panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in every)
+    for panel in panels():
+        assert panel["type"] in {"timeseries", "stat"} and panel["datasource"] == source, panel["title"]
+        assert set(panel["fieldConfig"]) == {"defaults", "overrides"}, panel["title"]
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]), panel["title"]
+        for target in panel["targets"]:
+            used = set(re.findall(r"\$(?!__)\{?(\w+)", target["expr"] + target.get("legendFormat", "")))
+            assert used <= set(variables), panel["title"]
+            assert target["expr"].count("(") == target["expr"].count(")") and target["expr"].count("{") == target["expr"].count("}")
+
+
 def test_the_panels_do_not_overlap() -> None:
     places: set[tuple[int, int]] = set()
     for panel in json.loads((MONITORING / "grafana.json").read_text("utf-8"))["panels"]:

@@ -98,6 +98,7 @@ async def test_a_scrape_has_the_traffic_the_offsets_and_the_lag(tmp_path: Path) 
         assert value(found, "headrace_delivered_records_total", topic="orders", protocol="rustlog") == 2
         assert value(found, "headrace_delivered_bytes_total", topic="orders", protocol="rustlog") == 8
         assert value(found, "headrace_publish_duration_seconds_count", protocol="figg") == 1
+        assert value(found, "headrace_topic_publish_duration_seconds_bucket", topic="orders", protocol="figg", le="+Inf") == 1
         assert value(found, "headrace_fetch_duration_seconds_count", protocol="rustlog") == 1
         assert value(found, "headrace_partition_end_offset", topic="orders", partition="1") == 2
         assert value(found, "headrace_partition_first_offset", topic="orders", partition="1") == 0
@@ -139,6 +140,8 @@ async def test_series_beyond_the_limit_are_left_out_and_counted(tmp_path: Path) 
         assert {labels["of"]: count for labels, count in found["headrace_series_left_out"]} == {"partitions": 2, "groups": 2, "topics": 2}
         assert value(found, "headrace_published_records_total", topic="(other)") == 2
         assert sum(count for _, count in found["headrace_published_records_total"]) == 12
+        topics = {labels["topic"]: count for labels, count in found["headrace_topic_publish_duration_seconds_count"]}
+        assert topics == {"t00": 1, "(other)": 11}  # a histogram has eight series
 
 
 @pytest.mark.parametrize("protocol", ["figg", "rustlog", "blipmq", "flymq"])

@@ -19,7 +19,7 @@ from headrace.server.settings import LogFormat, LogLevel
 
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
-    loggers = [logging.getLogger("headrace"), logging.getLogger("asyncio")]
+    loggers = [logging.getLogger(name) for name in ("headrace", "asyncio", "quic")]
     before = [(logger, logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
     yield
     for logger, handlers, level, propagate in before:
@@ -157,3 +157,13 @@ def test_a_flood_of_one_event_is_cut_and_the_rest_is_counted() -> None:
     now[0] = 61.0
     next_line = passes("audit event lost")
     assert next_line is not None and vars(next_line)["left_out"] == 50
+
+
+def test_warnings_of_the_quic_library_are_lines_of_one_event_and_limited() -> None:
+    stream = io.StringIO()
+    set_up_logs(JSON, stream)
+    for number in range(LINES_PER_MINUTE_MAX + 30):
+        logging.getLogger("quic").warning(f"[{number:016x}] Error: {number}, reason: \x1b[31m\n")
+    logging.getLogger("quic").info("connected")
+    written = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert len(written) == LINES_PER_MINUTE_MAX and {line["event"] for line in written} == {"quic"}

@@ -18,7 +18,10 @@ from headrace.broker.topics import Topics
 from headrace.broker.writers.stages import Stages
 from headrace.engine.contract import Engine, HealthState
 from headrace.errors import UnknownTopic
+from headrace.histogram import FEW_SECONDS, Histogram
 
+_SERIES_OF_LATENCIES: Final = len(FEW_SECONDS) + 3
+"""Series of one histogram: its buckets, sum and count."""
 _STEPS_A_TURN: Final = 256
 """Partitions read in one turn of the event loop."""
 
@@ -38,6 +41,9 @@ class Readings:
     """Group, topic, members, deliveries that wait for an ack."""
     traffic: list[tuple[str, str, Meter]] = field(default_factory=list)
     """Topic, protocol, counters. Topics beyond the maximum are one entry with the topic `OTHER_TOPICS`."""
+    latencies: list[tuple[str, str, Histogram]] = field(default_factory=list)
+    """Topic, protocol, times from publish to acknowledgement. A histogram has several series, so fewer topics have their own than in
+    `traffic`. Each of the others is an entry with the topic `OTHER_TOPICS`."""
     dead_letters: dict[str, int] = field(default_factory=dict)
     delayed: int = 0
     appends_in_flight: int = 0
@@ -129,5 +135,6 @@ class MeasuringOperations:
                     found.traffic.append((topic, protocol, meter))
                 else:
                     other.setdefault(protocol, Meter.zero()).add(meter)
+                found.latencies.append((topic if number < series_max // _SERIES_OF_LATENCIES else OTHER_TOPICS, protocol, meter.durations))
             found.left_out["topics"] += number >= series_max
         found.traffic += [(OTHER_TOPICS, protocol, meter) for protocol, meter in other.items()]

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from headrace.engine.contract import Batch, Write
-from headrace.histogram import Histogram
+from headrace.histogram import SECONDS, Histogram
 
 _REASONS_MAX: Final = 256
 """Distinct reasons of refused requests. The codes are ours, so this is never reached by peers."""
@@ -22,21 +23,29 @@ class Meter:
     __slots__ = (
         "delivered_bytes",
         "delivered_records",
+        "durations",
         "fetch_duration",
         "publish_duration",
-        "publish_seconds",
-        "published_batches",
         "published_bytes",
         "published_records",
     )
 
     def __init__(self, publish_duration: Histogram, fetch_duration: Histogram) -> None:
-        self.published_batches = self.published_records = self.published_bytes = 0
+        self.published_records = self.published_bytes = 0
         self.delivered_records = self.delivered_bytes = 0
-        self.publish_seconds = 0.0
-        """Sum of the times from publish to acknowledgement."""
+        self.durations = Histogram()
+        """Times from publish to acknowledgement, over batches."""
         self.publish_duration, self.fetch_duration = publish_duration, fetch_duration
         """Durations of all topics of the protocol."""
+
+    @property
+    def published_batches(self) -> int:
+        return self.durations.count
+
+    @property
+    def publish_seconds(self) -> float:
+        """Sum of the times from publish to acknowledgement."""
+        return self.durations.total
 
     @classmethod
     def zero(cls) -> Meter:
@@ -64,9 +73,12 @@ class Meter:
 
     def took(self, seconds: float) -> None:
         """Count the time from the publish of a batch to its acknowledgement."""
-        self.published_batches += 1
-        self.publish_seconds += seconds
-        self.publish_duration.observe(seconds)
+        index = bisect_left(SECONDS, seconds)
+        own, common = self.durations, self.publish_duration
+        own.counts[index] += 1
+        own.total += seconds
+        common.counts[index] += 1
+        common.total += seconds
 
     def delivered(self, batches: Iterable[Batch]) -> None:
         for batch in batches:
@@ -75,12 +87,11 @@ class Meter:
 
     def add(self, other: Meter) -> None:
         """Add the traffic of another meter."""
-        self.published_batches += other.published_batches
         self.published_records += other.published_records
         self.published_bytes += other.published_bytes
         self.delivered_records += other.delivered_records
         self.delivered_bytes += other.delivered_bytes
-        self.publish_seconds += other.publish_seconds
+        self.durations.add(other.durations)
 
 
 class Meters:

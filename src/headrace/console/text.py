@@ -228,8 +228,7 @@ def duration(ms: int | None) -> str:
     minutes, seconds = divmod(ms // 1000, 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours} h"
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (seconds, "s")]
+    first = next((index for index, (number, _) in enumerate(parts) if number), 3)
+    shown = [f"{number} {unit}" for number, unit in parts[first : first + 2] if number]
+    return " ".join(shown) or "0 s"

@@ -27,17 +27,15 @@ from headrace.engine.catalog import (
     removed_record,
 )
 from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Capabilities, Health, Ownership, Topic, TopicConfig, Write
+from headrace.engine.partition_limits import check_partitions
 from headrace.errors import (
     BrokerError,
     CorruptData,
-    InvalidRequest,
-    LimitExceeded,
     TopicExists,
     Unavailable,
     UnknownPartition,
     UnknownTopic,
 )
-from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 from headrace.storage.batch import StoredBatch
 from headrace.storage.files import Files, NotCached
@@ -198,7 +196,7 @@ class EmbeddedEngine:
         async with self._changing:
             if name in self._topics:
                 raise TopicExists(name)
-            self._check_partitions(name, 0, partitions)
+            check_partitions(self._topics, name, partitions, internal=internal)
             options = log_options(config, has_key=self._options.key is not None)
             entry = Entry(Topic(name, partitions, config, internal), [self.store.create_log(options) for _ in range(partitions)])
             await self._record(put_record(entry))
@@ -208,7 +206,7 @@ class EmbeddedEngine:
         async with self._changing:
             entry = self._entry(name)
             wanted = entry.topic.partitions if partitions is None else partitions
-            self._check_partitions(name, entry.topic.partitions, wanted)
+            check_partitions(self._topics, name, wanted, internal=entry.topic.internal)
             config = entry.topic.config if config is None else config
             options = log_options(config, has_key=self._options.key is not None)
             added = [self.store.create_log(options) for _ in range(wanted - entry.topic.partitions)]
@@ -251,15 +249,6 @@ class EmbeddedEngine:
             else:
                 self.health.succeeded(step)
                 return
-
-    def _check_partitions(self, name: str, current: int, wanted: int) -> None:
-        if wanted < max(current, 1):
-            raise InvalidRequest(f"topic {name!r}: expected at least {max(current, 1)} partitions, got {wanted}")
-        if wanted > PARTITIONS_PER_TOPIC_MAX:
-            raise LimitExceeded(f"{wanted} partitions of topic {name!r} exceed the limit of {PARTITIONS_PER_TOPIC_MAX} per topic")
-        total = sum(topic.partitions for topic in self._topics.values()) + wanted - current
-        if total > PARTITIONS_MAX:
-            raise LimitExceeded(f"{total} partitions exceed the limit of {PARTITIONS_MAX} per broker")
 
     async def _record(self, batch: RecordBatch) -> None:
         future = self._future()

@@ -19,18 +19,10 @@ class _Lists:
 
     __slots__ = ("_ends", "_key_column", "_value_column", "expiries", "headers", "keys", "next_offset", "offsets", "timestamps", "values")
 
-    def __init__(
-        self,
-        offsets: Sequence[int],
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None,
-        headers: Sequence[Headers] | None,
-        timestamps: Sequence[int],
-        expiries: Sequence[int] | None,
-        next_offset: int,
-    ) -> None:
-        self.offsets, self.values, self.keys, self.headers = offsets, values, keys, headers
-        self.timestamps, self.expiries, self.next_offset = timestamps, expiries, next_offset
+    def __init__(self, offsets: Sequence[int], records: RecordBatch, next_offset: int) -> None:
+        assert records.timestamps is not None
+        self.offsets, self.values, self.keys, self.headers = offsets, records.values, records.keys, records.headers
+        self.timestamps, self.expiries, self.next_offset = records.timestamps, records.expiries, next_offset
         self._ends: list[int] | None = None
         self._value_column: Column | None = None
         self._key_column: Column | None = None
@@ -67,20 +59,10 @@ class ListedBatch:
         self._lists, self.start, self.stop = lists, start, stop
 
     @classmethod
-    def of(
-        cls,
-        offsets: Sequence[int],
-        values: Sequence[bytes | None],
-        keys: Sequence[bytes | None] | None,
-        headers: Sequence[Headers] | None,
-        timestamps: Sequence[int],
-        expiries: Sequence[int] | None,
-        *,
-        next_offset: int,
-    ) -> ListedBatch:
-        """Return a batch of at least one record. `next_offset` may lie behind offsets that hold no record."""
-        assert values and next_offset > offsets[-1]
-        return cls(_Lists(offsets, values, keys, headers, timestamps, expiries, next_offset), 0, len(values))
+    def of(cls, offsets: Sequence[int], records: RecordBatch, *, next_offset: int) -> ListedBatch:
+        """Return a batch of at least one record, with timestamps. `next_offset` may lie behind offsets that hold no record."""
+        assert records.values and next_offset > offsets[-1]
+        return cls(_Lists(offsets, records, next_offset), 0, len(records))
 
     def extend_to(self, next_offset: int) -> None:
         """Record that no record follows the whole batch below `next_offset`."""

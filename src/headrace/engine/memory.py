@@ -29,17 +29,15 @@ from headrace.engine.contract import (
     Write,
 )
 from headrace.engine.each import append_by_partition
+from headrace.engine.partition_limits import check_partitions
 from headrace.errors import (
     BrokerError,
-    InvalidRequest,
-    LimitExceeded,
     OffsetOutOfRange,
     TopicExists,
     Unavailable,
     UnknownPartition,
     UnknownTopic,
 )
-from headrace.limits import PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
 from headrace.records import NEVER, ColumnBatch, RecordBatch
 from headrace.storage.batch import StoredBatch
 from headrace.storage.batching import chunked
@@ -96,7 +94,7 @@ class MemoryEngine:
     async def create_topic(self, name: str, partitions: int, config: TopicConfig, *, internal: bool = False) -> Topic:
         if name in self._topics:
             raise TopicExists(name)
-        self._check_room(0, partitions)
+        check_partitions(self._topics, name, partitions, internal=internal)
         self._topics[name] = Topic(name, partitions, config, internal)
         self._partitions[name] = [self._new_partition() for _ in range(partitions)]
         return self._topics[name]
@@ -106,9 +104,7 @@ class MemoryEngine:
         if old is None:
             raise UnknownTopic(name)
         count = old.partitions if partitions is None else partitions
-        if count < old.partitions:
-            raise InvalidRequest(f"topic {name!r}: expected at least {old.partitions} partitions, got {count}")
-        self._check_room(old.partitions, count)
+        check_partitions(self._topics, name, count, internal=old.internal)
         self._topics[name] = Topic(name, count, old.config if config is None else config, old.internal)
         self._partitions[name] += [self._new_partition() for _ in range(count - old.partitions)]
         return self._topics[name]
@@ -122,15 +118,6 @@ class MemoryEngine:
 
     def topics(self) -> Mapping[str, Topic]:
         return MappingProxyType(self._topics)
-
-    def _check_room(self, before: int, after: int) -> None:
-        if after < 1:
-            raise InvalidRequest(f"expected at least one partition, got {after}")
-        if after > PARTITIONS_PER_TOPIC_MAX:
-            raise LimitExceeded(f"{after} partitions exceed the limit of {PARTITIONS_PER_TOPIC_MAX} per topic")
-        total = sum(map(len, self._partitions.values())) - before + after
-        if total > PARTITIONS_MAX:
-            raise LimitExceeded(f"{total} partitions exceed the limit of {PARTITIONS_MAX} per broker")
 
     def _new_partition(self) -> _Partition:
         self._numbers += 1

@@ -29,26 +29,29 @@ from headrace.server.settings import LogFormat
 _WORDS: Final = re.compile(r"[a-z0-9]+")
 _OWN_ATTRIBUTES: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "event"}
 _FIELD_CHARACTERS_MAX: Final = 500
+_LIBRARIES: Final = ("asyncio", "quic")
+"""Loggers of libraries whose warnings are written. Each is one event, because a peer can cause many different messages."""
 LINES_PER_MINUTE_MAX: Final = 120
 
 
 def set_up_logs(log: Logging, stream: TextIO | None = None) -> None:
-    """Send the loggers `headrace` and `asyncio` to `stream` (default: stderr) in the configured format."""
+    """Send the loggers `headrace` and `_LIBRARIES` to `stream` (default: stderr) in the configured format."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines() if log.format is LogFormat.JSON else TextLines())
     handler.addFilter(RateLimit())
-    for name in ("headrace", "asyncio"):
+    for name in ("headrace", *_LIBRARIES):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False
     logging.getLogger("headrace").setLevel(log.level.upper())
-    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    for name in _LIBRARIES:
+        logging.getLogger(name).setLevel(logging.WARNING)
     logging.raiseExceptions = False  # a full disk or a closed pipe must not cause more output
 
 
 def event_name(record: logging.LogRecord) -> str:
-    """Return the stable name of the event: the words of its message without arguments, or the field `event`."""
-    given = getattr(record, "event", None)
+    """Return the stable name of the event: the words of its message without arguments, the field `event`, or the name of a library."""
+    given = record.name if record.name in _LIBRARIES else getattr(record, "event", None)
     return str(given) if given is not None else slug(str(record.msg))
 
 

@@ -6,6 +6,9 @@ interpreter. The CPU time of a turn does not; one turn is measured after each ti
 
     timer ─ tick ─┐ rest of the turn │ one turn │
                   └─ call_soon ──────┴──────────┴─ the CPU time between the two calls
+
+While the loop has nothing to do, the timer runs less often, and such a tick counts as many as it stands for. The counts are therefore those
+of a timer that always runs at the shortest interval.
 """
 
 from __future__ import annotations
@@ -17,7 +20,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 INTERVAL_SECONDS: Final = 0.02
-"""Short enough to meet a long turn soon, long enough to cost an idle broker nothing."""
+"""Interval while the loop is busy. Short enough to meet a long turn soon."""
+IDLE_INTERVALS_MAX: Final = 8
+"""Longest interval of an idle loop, in multiples of the shortest."""
+_BUSY_FRACTION: Final = 0.05
+"""Fraction of CPU time from which on the loop is busy. The timer itself takes about 0.5 %."""
 BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000)
 """Upper bounds of the buckets. The last bucket has none."""
 _RECENT_TICKS: Final = round(60 / INTERVAL_SECONDS)
@@ -45,20 +52,21 @@ class LoopLag:
     _recent: tuple[float, float] = (0.0, 0.0)
     """Maximum of the current minute and of the one before."""
 
-    def note(self, seconds: float) -> None:
-        """Count one tick that was late by so much."""
-        self.ticks += 1
-        self.sum_seconds += seconds
+    def note(self, seconds: float, ticks: int = 1) -> None:
+        """Count a tick that was late by so much and stands for this many."""
+        minute = self.ticks // _RECENT_TICKS
+        self.ticks += ticks
+        self.sum_seconds += seconds * ticks
         index = 0
         for bound in BOUNDS_MS:
             if seconds * 1e3 <= bound:
                 break
             index += 1
-        self.counts[index] += 1
+        self.counts[index] += ticks
         if seconds > self.max_seconds:
             self.max_seconds = seconds
         current, before = self._recent
-        self._recent = (seconds, current) if self.ticks % _RECENT_TICKS == 0 else (max(current, seconds), before)
+        self._recent = (seconds, current) if self.ticks // _RECENT_TICKS != minute else (max(current, seconds), before)
 
     @property
     def recent_max_seconds(self) -> float:
@@ -87,12 +95,15 @@ class LagTimer:
     def __init__(self, lag: LoopLag, turns: LoopLag, clock: Callable[[], float], cpu_clock: Callable[[], float]) -> None:
         self._lag, self._turns, self._clock, self._cpu_clock = lag, turns, clock, cpu_clock
         self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
+        self._due = self._cpu_before = 0.0
+        self._intervals = 1
+        """Shortest intervals until the next tick."""
 
     def start(self) -> None:
+        self._cpu_before = self._cpu_clock()
         # Not the time of the loop: it stands still during a turn.
-        self._due = self._clock() + INTERVAL_SECONDS
-        self._timer = asyncio.get_running_loop().call_later(INTERVAL_SECONDS, self._tick)
+        self._due = self._clock() + INTERVAL_SECONDS * self._intervals
+        self._timer = asyncio.get_running_loop().call_later(INTERVAL_SECONDS * self._intervals, self._tick)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -100,12 +111,16 @@ class LagTimer:
             self._timer = None
 
     def _tick(self) -> None:
-        self._lag.note(max(0.0, self._clock() - self._due))
+        lag, ticks = max(0.0, self._clock() - self._due), self._intervals
+        self._lag.note(lag, ticks)
+        used = self._cpu_clock() - self._cpu_before
+        # Not the lag: on a machine that runs other programs the timer is late without any work of the loop.
+        self._intervals = 1 if used > _BUSY_FRACTION * INTERVAL_SECONDS * ticks else min(ticks * 2, IDLE_INTERVALS_MAX)
         self.start()
-        asyncio.get_running_loop().call_soon(self._begin_turn)
+        asyncio.get_running_loop().call_soon(self._begin_turn, ticks)
 
-    def _begin_turn(self) -> None:
-        asyncio.get_running_loop().call_soon(self._end_turn, self._cpu_clock())
+    def _begin_turn(self, ticks: int) -> None:
+        asyncio.get_running_loop().call_soon(self._end_turn, self._cpu_clock(), ticks)
 
-    def _end_turn(self, began: float) -> None:
-        self._turns.note(self._cpu_clock() - began)
+    def _end_turn(self, began: float, ticks: int) -> None:
+        self._turns.note(self._cpu_clock() - began, ticks)

@@ -35,7 +35,7 @@ def warnings_of(status: dict[str, Any], samples: Samples) -> list[Warning]:
     """Return what needs attention, the most urgent first."""
     found: list[Warning] = []
     # Those about dead letters are below, each with its topic.
-    found += [Warning(one["text"], one["advice"]) for one in status["warnings"] if one["name"] != "dead_letters"]
+    found += [Warning(_begun(one["text"]), _begun(one["advice"]) + ".") for one in status["warnings"] if one["name"] != "dead_letters"]
     for row in sorted(status["dead_letters"], key=lambda row: -row["waiting"])[:_SHOWN_MAX]:
         text = f"{row['waiting']:,} dead letter{'' if row['waiting'] == 1 else 's'} of {row['topic']}"
         found.append(Warning(text, "Look at their reasons, then replay or purge them.", "/dead-letters/of", {"topic": row["topic"]}))
@@ -46,6 +46,11 @@ def warnings_of(status: dict[str, Any], samples: Samples) -> list[Warning]:
             text = f"The lag of {row['group']} on {row['topic']} grew from {old:,} to {row['lag']:,} in 5 minutes"
             found.append(Warning(text, "Look whether its members run and commit; add members.", "/group", {"name": row["group"]}))
     return found
+
+
+def _begun(text: str) -> str:
+    """Return the text with a capital letter, as a sentence begins."""
+    return text[:1].upper() + text[1:]
 
 
 def _earlier(samples: Samples) -> list[dict[str, Any]]:

@@ -91,11 +91,13 @@ class Decoded:
         self.batches.append(
             ListedBatch.of(
                 range(offsets[0], offsets[-1] + 1) if offsets[-1] - offsets[0] == len(offsets) - 1 else offsets,
-                [record.value for record in found],
-                None if keys.count(None) == len(keys) else keys,
-                headers,
-                [record.timestamp for record in found],
-                expiries,
+                RecordBatch(
+                    [record.value for record in found],
+                    None if keys.count(None) == len(keys) else keys,
+                    headers,
+                    [record.timestamp for record in found],
+                    expiries,
+                ),
                 next_offset=max(batch.next_offset, offsets[-1] + 1),
             )
         )

@@ -44,10 +44,10 @@ from headrace.engine.kafka.offsets import KafkaOffsets, split
 from headrace.engine.kafka.partition import PartitionLog
 from headrace.engine.kafka.settings import KafkaSettings
 from headrace.engine.kafka.writer import Append, LateBatch, Writer
+from headrace.engine.partition_limits import check_partitions
 from headrace.errors import (
     BrokerError,
     InvalidRequest,
-    LimitExceeded,
     NotCoordinator,
     OffsetOutOfRange,
     TopicExists,
@@ -55,7 +55,7 @@ from headrace.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from headrace.limits import FETCH_BYTES_MAX, KIB, MIB, PARTITIONS_MAX, PARTITIONS_PER_TOPIC_MAX
+from headrace.limits import FETCH_BYTES_MAX, KIB, MIB
 from headrace.records import ColumnBatch, RecordBatch
 
 _log = logging.getLogger(__name__)
@@ -235,7 +235,7 @@ class KafkaEngine:
             await self._refresh()  # the settings of a topic that another broker has just created must stay
         if name in self._topics:
             raise TopicExists(name)
-        self._check_room(0, partitions)
+        check_partitions(self._topics, name, partitions, internal=internal)
         await self._put_own(name, config)  # first, so that others see the topic with them
         is_new = True
         try:
@@ -256,9 +256,7 @@ class KafkaEngine:
         if old is None:
             raise UnknownTopic(name)
         count = old.partitions if partitions is None else partitions
-        if count < old.partitions:
-            raise InvalidRequest(f"topic {name!r}: expected at least {old.partitions} partitions, got {count}")
-        self._check_room(old.partitions, count)
+        check_partitions(self._topics, name, count, internal=old.internal)
         if config is not None:
             await self._cluster.alter_config(self._names.to_kafka(name), to_kafka_config(config))
             await self._put_own(name, config)
@@ -279,15 +277,6 @@ class KafkaEngine:
 
     def topics(self) -> Mapping[str, Topic]:
         return MappingProxyType(self._topics)
-
-    def _check_room(self, before: int, after: int) -> None:
-        if after < 1:
-            raise InvalidRequest(f"expected at least one partition, got {after}")
-        if after > PARTITIONS_PER_TOPIC_MAX:
-            raise LimitExceeded(f"{after} partitions exceed the limit of {PARTITIONS_PER_TOPIC_MAX} per topic")
-        total = sum(map(len, self._logs.values())) - before + after
-        if total > PARTITIONS_MAX:
-            raise LimitExceeded(f"{total} partitions exceed the limit of {PARTITIONS_MAX} per broker")
 
     def _find(self, topic: str, partition: int) -> PartitionLog:
         logs = self._logs.get(topic)

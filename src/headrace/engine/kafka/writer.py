@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from aiokafka import errors as kafka_errors
@@ -595,6 +595,5 @@ def _listed(part: _Part) -> ListedBatch:
     assert appended is not None
     batch, first = part.batch, appended.base_offset
     expiries = batch.expiries if batch.expiries is not None and any(batch.expiries) else None
-    return ListedBatch.of(
-        range(first, first + len(batch)), batch.values, batch.keys, batch.headers, part.timestamps, expiries, next_offset=first + len(batch)
-    )
+    records = replace(batch, timestamps=part.timestamps, expiries=expiries)
+    return ListedBatch.of(range(first, first + len(batch)), records, next_offset=first + len(batch))
