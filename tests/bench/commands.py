@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RUN_SECONDS_MAX = 120
+RUN_SECONDS_MAX = 300
 
 
 ROOT = Path(__file__).parent.parent.parent

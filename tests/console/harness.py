@@ -27,7 +27,7 @@ from headrace.console.visits import Settings
 from headrace.server.config import SETTINGS, resolve
 from headrace.server.wiring import Server
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 ADMIN_PASSWORD = "a long admin password"
 T = TypeVar("T")
 

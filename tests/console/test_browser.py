@@ -22,7 +22,7 @@ from headrace.clients.flymq.client import FlyMqClient
 from tests.console.harness import ADMIN_PASSWORD, BrokerThread, ConsoleThread, running
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 PASSWORD = "a long user password"
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),

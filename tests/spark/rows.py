@@ -14,7 +14,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from headrace.flight.client import FlightClient
 from tests.spark.serving import FlightBroker
 
-SECONDS_MAX = 60.0
+SECONDS_MAX = 300.0
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from tests.spark.fast_start import bare_spark_home, java_options
 
-START_SECONDS_MAX: Final = 120.0
+START_SECONDS_MAX: Final = 300.0
 
 
 class Standalone:

@@ -258,7 +258,7 @@ def test_an_execution_is_seen_and_stopped_from_outside(
     outside: list[str] = []
 
     def watch() -> None:
-        deadline = time.monotonic() + 100
+        deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             known = executions()
             if known and known[0]["queries"] and known[0]["queries"][0]["rows_total"] == 1:

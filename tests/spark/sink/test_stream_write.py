@@ -21,7 +21,7 @@ from tests.spark.sink.reading import rows, values
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SECONDS_MAX = 60
+SECONDS_MAX = 300
 
 
 class Copying:
