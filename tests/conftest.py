@@ -23,7 +23,8 @@ Proof: TypeAlias = Callable[[str, int], None]
 SLOW: Final = (
     *("access/test_existence", "access/test_flight_matrix", "access/test_login", "access/test_matrix", "bench"),
     *("broker/test_schema_checks", "broker/test_settlement_model", "broker/test_stages_crash", "cli/test_access_commands"),
-    *("cli/test_extras", "cli/test_ping", "cli/test_pipelines", "cli/test_pubsub_protocols", "cli/test_terminal", "consistency", "cost"),
+    *("cli/test_command_line", "cli/test_completion", "cli/test_copy", "cli/test_extras", "cli/test_ping", "cli/test_pipelines"),
+    *("cli/test_pubsub", "cli/test_status", "cli/test_terminal", "consistency", "console/test_access", "cost", "docs/test_clients_page"),
     *("crash", "engine/test_exhaustion", "faults", "flight/test_bounds", "flight/test_exhaustion", "flight/test_login", "packaging"),
     *("protocols/test_large_values", "protocols/test_strain", "protocols/test_time", "schemas/test_json_compatibility", "server", "spark"),
     *("storage/test_store_model", "test_canaries", "test_extras"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from headrace.programs import last_line, started, stop
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 300.0
 
 
 def said(log: Path, word: str) -> str:

@@ -161,7 +161,7 @@ class World:
         member = self.broker.join(ANN, "g", "t", policy=replace(POLICY, credit=1_000), mode=self.mode, start="earliest")
         worker = Worker(member, False, {})
         self.workers.append(worker)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while [self.broker.committed(ANN, "g", "t", partition) for partition in range(PARTITIONS)] != self.published:
                 for delivery in await member.take(1_000):
                     self._delivered(worker, (delivery.partition, delivery.offset), delivery.id)

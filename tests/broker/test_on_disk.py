@@ -21,7 +21,7 @@ from tests.broker.harness import ANN
 
 Open: TypeAlias = Callable[[], AbstractAsyncContextManager[Broker]]
 
-DEADLINE_SECONDS = 60
+DEADLINE_SECONDS = 300
 
 
 @pytest.fixture

@@ -89,7 +89,7 @@ async def test_whatever_goes_wrong_every_version_is_there_once_and_in_order(seed
     await harness.broker.create_topic(ANN, "t")
     writers = [Writer(f"w{number}", harness, random.Random(seed * 100 + number)) for number in range(WRITERS)]
     trouble = asyncio.ensure_future(_trouble(harness, dice))
-    await asyncio.wait_for(asyncio.gather(*(writer.work() for writer in writers)), 60)
+    await asyncio.wait_for(asyncio.gather(*(writer.work() for writer in writers)), 300)
     trouble.cancel()
     harness.engine.error = None
     values = await harness.values("t")

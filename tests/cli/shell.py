@@ -21,7 +21,7 @@ from headrace.cli import main
 from tests.clients.flymq.support import Server, serving
 from tests.sessions.flymq.support import DEV
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 300
 T = TypeVar("T")
 
 

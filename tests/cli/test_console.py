@@ -36,7 +36,7 @@ def test_the_console_starts_without_a_broker_says_so_and_ends_cleanly(tmp_path: 
     arguments = ["--listen", "127.0.0.1:0", "--server", "127.0.0.1:1", "--ready-file", str(ready)]
     process = subprocess.Popen([sys.executable, "-m", "headrace", "console", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not ready.exists():
             assert process.poll() is None and time.monotonic() < deadline, "the console did not start"
             time.sleep(0.05)

@@ -19,7 +19,7 @@ from headrace.clients.figg.client import FiggClient
 from tests.clients.servers import FiggServer, figg_server
 from tests.net.polling import until
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 
 
 @dataclass

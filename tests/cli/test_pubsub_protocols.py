@@ -20,7 +20,7 @@ from headrace.cli.rows import moment
 from headrace.server import certificates
 from tests.protocols.peers import API_KEY, PEERS, Broker, Peer, serving
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 300
 NAMES = count()
 peers = pytest.mark.parametrize("peer", PEERS, ids=str)
 

@@ -16,7 +16,7 @@ from headrace.cli.rows import show_rows
 from headrace.cli.terminal import neutral
 from tests.protocols.peers import Broker, serving
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 ESCAPES = {
     "clears the screen": b"\x1b[2J",
     "sets the title": b"\x1b]0;title\x07",

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 import headrace
+from headrace.clients import diagnosis
 from headrace.clients.api import Client, Subscription
 from headrace.clients.blipmq.client import BlipMqClient, BlipMqOptions
 from headrace.clients.blipmq.subscription import Subscription as BlipMqSubscription
@@ -296,15 +297,19 @@ async def foreign(greeting: bytes, answer: bytes) -> AsyncIterator[int]:
     ids=["http", "flight", "silence"],
 )
 async def test_a_port_of_something_else_is_a_failed_connection_with_the_likely_reason(
-    peer: Peer, greeting: bytes, answer: bytes, reason: str
+    peer: Peer, greeting: bytes, answer: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(diagnosis, "PROBE_SECONDS", WAIT_SECONDS)  # a slow machine takes more than a second to answer
     async with asyncio.timeout(WAIT_SECONDS), foreign(greeting, answer) as port:
         with pytest.raises(headrace.ConnectFailed, match=reason.format(protocol=peer.protocol)):
             await headrace.connect(f"{peer.protocol}://127.0.0.1:{port}", api_key=API_KEY if peer.needs_api_key else None)
 
 
 @peers
-async def test_tls_to_a_plain_port_and_plain_to_a_tls_port_name_the_scheme(broker: Broker, sealed: tuple[Broker, Path], peer: Peer) -> None:
+async def test_tls_to_a_plain_port_and_plain_to_a_tls_port_name_the_scheme(
+    broker: Broker, sealed: tuple[Broker, Path], peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "PROBE_SECONDS", WAIT_SECONDS)
     api_key = API_KEY if peer.needs_api_key else None
     async with asyncio.timeout(WAIT_SECONDS):
         with pytest.raises(headrace.ConnectFailed, match=r"the port may not use TLS: remove \+tls"):

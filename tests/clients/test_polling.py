@@ -128,5 +128,5 @@ async def test_closing_ends_the_iteration_also_while_it_waits() -> None:
     waiting = asyncio.create_task(anext(subscription, None))
     await asyncio.sleep(0)
     await subscription.close()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         assert await waiting is None

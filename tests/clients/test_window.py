@@ -59,7 +59,7 @@ async def test_who_finds_no_room_waits_and_enters_in_the_order_of_coming(records
     assert not any(task.done() for task in waiting)
     for seq in range(5):
         window.acknowledge(seq)
-        await asyncio.wait_for(waiting[seq], 60)
+        await asyncio.wait_for(waiting[seq], 300)
     assert [(task.result().first_seq, task.result().values) for task in waiting] == [(index + 2, [b"%d" % index]) for index in range(5)]
 
 

@@ -36,7 +36,7 @@ T = TypeVar("T")
 PARTITIONS: Final = {"plain": 1, "left": 2, "right": 2, "ledger": 2, "work": 2}
 QUEUE: Final = "work"
 GROUP: Final = "billing"
-SECONDS_MAX: Final = 90.0
+SECONDS_MAX: Final = 300.0
 SETTINGS: Final = {**SMALL, "HEADRACE__LISTEN__FLIGHT": "127.0.0.1:0"}
 
 

@@ -28,7 +28,7 @@ from headrace.server.config import SETTINGS
 from headrace.server.config_sources import resolve
 from headrace.server.wiring import Server
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 ADMIN_PASSWORD = "a long admin password"
 T = TypeVar("T")
 

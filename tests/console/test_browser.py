@@ -25,7 +25,7 @@ from headrace.console.reading import Progress, search
 from tests.console.harness import ADMIN_PASSWORD, BrokerThread, ConsoleThread, running
 
 pytestmark = [pytest.mark.browser, pytest.mark.xdist_group("browser")]
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 PASSWORD = "a long user password"
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),

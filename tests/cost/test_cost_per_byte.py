@@ -56,7 +56,7 @@ CHUNK_BYTES = 256 * 1024
 """Bytes that a socket delivers at once."""
 PRINCIPALS = ("anonymous", "dave")
 """A peer without a login, and a user who may read and publish."""
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 300.0
 
 
 class Meter:

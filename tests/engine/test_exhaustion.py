@@ -21,7 +21,7 @@ from tests.storage_faults.simulated import Fault, SimulatedFiles
 SMALL = StoreOptions(journal_bytes=64 * 1024, headroom_bytes=0)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 300) -> None:
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110  (what is waited for happens on other threads)
             await asyncio.sleep(0.01)

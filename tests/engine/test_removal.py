@@ -38,7 +38,7 @@ async def test_a_deletion_finished_after_a_crash_spares_the_topic_made_meanwhile
     await engine.create_topic("new", 1, TopicConfig())
     await engine.append([Write("new", 0, RecordBatch([b"kept"]))])
     may_remove.set()
-    await asyncio.wait_for(removed.wait(), 60)
+    await asyncio.wait_for(removed.wait(), 300)
     [batch] = await engine.read("new", 0, 0, bytes_max=100)
     assert batch.values() == [b"kept"]
     await engine.close()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-ATTACH_SECONDS_MAX: Final = 30.0
+ATTACH_SECONDS_MAX: Final = 300.0
 TRACED: Final = "pwritev2,fdatasync,fsync,rename,unlink"
 """Calls needed to verify the sync order; traced in addition to the calls of the faults."""
 

@@ -28,7 +28,7 @@ from headrace.storage.store import StoreOptions
 T = TypeVar("T")
 ROOT = Principal("root")
 NOW = 1_700_000_000_000
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 300.0
 
 
 class Harness:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-WAIT_SECONDS: Final = 60.0
+WAIT_SECONDS: Final = 300.0
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -127,7 +127,7 @@ class Server:
         client = Client(endpoint)
         self._clients.append(client)
         endpoint.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await client.up.wait()
         return client
 

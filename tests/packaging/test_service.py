@@ -191,7 +191,7 @@ def test_a_broker_with_the_network_configuration_starts_and_passes_the_health_ch
 def test_the_broker_reports_ready_and_stopping_to_its_supervisor(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         supervisor.bind(str(tmp_path / "notify"))
-        supervisor.settimeout(60)
+        supervisor.settimeout(300)
         with BrokerProcess(tmp_path, NOTIFY_SOCKET=str(tmp_path / "notify")) as broker:
             assert supervisor.recv(100) == b"READY=1"
             assert broker.ready_file.exists()

@@ -19,7 +19,7 @@ from tests.canaries import secret
 from tests.server.process import BrokerProcess
 
 API_KEY = secret("api-key")
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ async def clients(strain: Strain, count: int, *, is_taking: bool = True) -> Asyn
             client.is_taking = is_taking
             opened.append(client)
             endpoint.start()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await client.up.wait()
             assert client.reason is None
         yield opened
@@ -51,7 +51,7 @@ async def clients(strain: Strain, count: int, *, is_taking: bool = True) -> Asyn
 
 
 async def bystander_is_served(strain: Strain) -> None:
-    async with await FujinClient.connect("127.0.0.1", quic_port(strain.broker)) as client, asyncio.timeout(60):
+    async with await FujinClient.connect("127.0.0.1", quic_port(strain.broker)) as client, asyncio.timeout(300):
         await client.publish("other", b"x")
 
 

@@ -17,7 +17,7 @@ from headrace.storage.files import DiskFiles
 from tests.canaries import look
 from tests.kafka_fixtures import kafka_arguments
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 300.0
 WITHOUT_UVLOOP = "import sys; sys.modules['uvloop'] = None; from headrace.cli import main; main()"
 
 

@@ -61,7 +61,7 @@ async def test_a_certificate_says_who_publishes(name: str, identity: str | None)
     peer: Peer = Caller(identity)
     session = protocol.open(peer)
     session.receive(PROTOCOLS[name].publish)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await published.wait()
     assert {(who.name, who.protocol) for who in publishers} == {(identity or "anonymous", name)}
     session.lost()

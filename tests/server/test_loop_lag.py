@@ -53,7 +53,7 @@ async def test_the_timer_notes_how_late_it_runs() -> None:
     timer = LagTimer(lag, LoopLag(), lambda: now[0], lambda: 0.0)
     timer.start()
     now[0] += INTERVAL_SECONDS + 0.3
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await ticked.wait()
     timer.stop()
     assert lag.max_seconds == pytest.approx(0.3)
@@ -74,7 +74,7 @@ async def test_each_tick_measures_the_cpu_time_of_one_whole_turn() -> None:
     timer = LagTimer(lag, turns, loop.time, lambda: used[0])
     timer.start()
     work()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await measured.wait()
     timer.stop()
     assert turns.max_seconds == pytest.approx(0.007)

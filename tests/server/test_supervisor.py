@@ -17,7 +17,7 @@ def test_a_state_is_one_datagram(tmp_path: Path, abstract: bool) -> None:
     name = f"@headrace-test-{os.getpid()}" if abstract else str(tmp_path / "socket")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
         supervisor.bind(f"\0{name[1:]}" if abstract else name)
-        supervisor.settimeout(30)
+        supervisor.settimeout(300)
         notify("READY=1", {"NOTIFY_SOCKET": name})
         assert supervisor.recv(100) == b"READY=1"
 

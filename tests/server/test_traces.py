@@ -92,7 +92,7 @@ async def test_subscribers_and_groups_have_delivery_spans_too(tmp_path: Path, re
         cursor = broker.cursor(WHO, "pushed", 0, 0, lambda batches: arrived.set(), credit_bytes=1 << 20)
         member = broker.join(WHO, "g", "pushed", policy=SettlementPolicy(), start="earliest")
         await broker.publish(WHO, "pushed", RecordBatch([b"a"], headers=[header()]))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await arrived.wait()
             assert len(await member.take(1, wait_ms=30_000)) == 1
         cursor.close()

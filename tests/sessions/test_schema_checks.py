@@ -81,7 +81,7 @@ async def published(
         await broker.schemas.require(WHO, "t", "s")
         session, frames = open_session(broker, values)
         session.receive(frames)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             while broker.bounds(WHO, "t", 0).end < count:  # noqa: ASYNC110  (it waits for a process)
                 await asyncio.sleep(0.01)
         session.lost()

@@ -59,7 +59,7 @@ def new_log(store: Store, **options: object) -> int:
     return store.create_log(LogOptions(**options))  # type: ignore[arg-type]  # named by the tests
 
 
-def until(condition: Callable[[], bool], seconds: float = 120) -> None:
+def until(condition: Callable[[], bool], seconds: float = 300) -> None:
     """Poll until other threads are done; fail after the deadline."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from headrace.clients.blipmq import subscription as subscription_module
 from headrace.clients.blipmq.client import BlipMqClient, BlipMqOptions
 from headrace.clients.blipmq.subscription import BATCH_SECONDS
 from headrace.clients.errors import ClientClosed, ConnectFailed, LoginRefused, NotSent, OutcomeUnknown, RecordRefused, Refused
@@ -143,7 +144,8 @@ async def test_automatic_settlement_acknowledges_each_message_when_the_next_is_r
             await anext(subscription)
 
 
-async def test_batches_grow_while_the_user_keeps_up() -> None:
+async def test_batches_grow_while_the_user_keeps_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription_module, "BATCH_SECONDS", 600)  # a slow machine is no slow user
     async with served(PATIENT) as server, await server.client(batch_max=64) as client:
         subscription = await client.subscribe("demo", settlement="auto")
         await client.publish_many("demo", [b"%d" % index for index in range(1_000)])
@@ -158,7 +160,8 @@ async def test_batches_grow_while_the_user_keeps_up() -> None:
         assert max(sizes) == 64
 
 
-async def test_a_user_who_falls_behind_is_given_less_at_a_time() -> None:
+async def test_a_user_who_falls_behind_is_given_less_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription_module, "BATCH_SECONDS", 600)
     async with served(PATIENT) as server, await server.client() as client:
         subscription = await client.subscribe("demo", settlement="auto")
         await client.publish_many("demo", [b"v"] * 100)
@@ -166,6 +169,7 @@ async def test_a_user_who_falls_behind_is_given_less_at_a_time() -> None:
         async for batch in subscription.batches():
             sizes.append(len(batch))
             if len(batch) == 8:
+                monkeypatch.setattr(subscription_module, "BATCH_SECONDS", BATCH_SECONDS)
                 await asyncio.sleep(BATCH_SECONDS * 2.5)
             if len(sizes) == 5:
                 break

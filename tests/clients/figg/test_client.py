@@ -27,7 +27,7 @@ async def test_a_publish_returns_when_the_record_is_acknowledged() -> None:
         await asyncio.sleep(0.02)
         assert not publishing.done()
         server.engine.release()
-        await asyncio.wait_for(publishing, 60)
+        await asyncio.wait_for(publishing, 300)
 
 
 async def test_a_send_calls_back_when_the_acknowledgement_comes() -> None:
@@ -78,7 +78,7 @@ async def test_a_full_window_makes_the_publisher_wait() -> None:
         await asyncio.sleep(0.02)
         assert not waiting.done() and client.unacknowledged == 5
         server.engine.release()
-        await (await asyncio.wait_for(waiting, 60))
+        await (await asyncio.wait_for(waiting, 300))
 
 
 async def test_a_subscription_gives_history_then_live_messages_with_record_offsets() -> None:
@@ -216,9 +216,9 @@ async def test_closing_ends_the_iteration_and_what_waits() -> None:
         subscribing = asyncio.ensure_future(client.subscribe("another"))
         await asyncio.sleep(0.02)
         client.abandon()
-        assert await asyncio.wait_for(reading, 60) is None
+        assert await asyncio.wait_for(reading, 300) is None
         with pytest.raises(ClientClosed):
-            await asyncio.wait_for(subscribing, 60)
+            await asyncio.wait_for(subscribing, 300)
 
 
 async def test_what_the_protocol_cannot_carry_is_refused_before_it_is_sent() -> None:

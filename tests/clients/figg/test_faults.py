@@ -61,7 +61,7 @@ async def test_a_record_whose_ack_was_lost_is_sent_again() -> None:
         await until(lambda: server.broker.bounds(WHO, "t", 0).end == 2)
         proxy.cut()
         proxy.release_answers()
-        await asyncio.wait_for(future, 60)
+        await asyncio.wait_for(future, 300)
         assert await server.values_in("t") == [b"before", b"twice", b"twice"]
 
 
@@ -75,7 +75,7 @@ async def test_a_subscription_resumes_behind_the_last_message() -> None:
             if position == 5_000:
                 proxy.cut()
                 await writer.publish_many("t", [b"%d" % index for index in range(5_000, 5_100)])
-            seen.append((await asyncio.wait_for(anext(subscription), 60)).value)
+            seen.append((await asyncio.wait_for(anext(subscription), 300)).value)
         assert seen == [b"%d" % index for index in range(5_100)]
         assert proxy.connections == 3 and subscription.gaps == []
 
@@ -89,7 +89,7 @@ async def test_a_subscription_without_messages_resumes_where_it_was_attached() -
         await until(lambda: not client.is_connected)
         await writer.publish("t", b"missed while away")
         proxy.refusing = False
-        message = await asyncio.wait_for(anext(subscription), 60)
+        message = await asyncio.wait_for(anext(subscription), 300)
         assert (message.offset, message.value) == (1, b"missed while away")
 
 
@@ -101,7 +101,7 @@ async def test_an_attach_that_got_no_answer_is_sent_again() -> None:
         await asyncio.sleep(0.02)
         proxy.cut()
         proxy.release_answers()
-        assert (await anext(await asyncio.wait_for(subscribing, 60))).value == b"v"
+        assert (await anext(await asyncio.wait_for(subscribing, 300))).value == b"v"
 
 
 async def test_resuming_at_another_offset_is_reported_as_a_gap() -> None:
@@ -123,7 +123,7 @@ async def test_publishes_made_while_disconnected_leave_when_the_server_is_back()
         await until(lambda: not client.is_connected)
         future = await client.send("t", b"b")
         await server.open(server.port)
-        await asyncio.wait_for(future, 60)
+        await asyncio.wait_for(future, 300)
         assert await server.values_in("t") == [b"a", b"b"]
 
 
@@ -152,7 +152,7 @@ async def test_unanswered_pings_give_the_connection_up() -> None:
         proxy.hold_answers()
         await until(lambda: "2 pings unanswered" in reported)
         proxy.release_answers()
-        await asyncio.wait_for(client.publish("t", b"b"), 60)
+        await asyncio.wait_for(client.publish("t", b"b"), 300)
 
 
 async def test_answered_pings_keep_a_quiet_connection() -> None:
@@ -183,11 +183,11 @@ async def test_attempts_follow_the_backoff_and_start_over_after_success() -> Non
         proxy.cut()
         await until(lambda: len(attempts) >= 4)
         proxy.refusing = False
-        await asyncio.wait_for(client.publish("t", b"w"), 60)
+        await asyncio.wait_for(client.publish("t", b"w"), 300)
         assert attempts[:4] == [0, 1, 2, 3]
         attempts.clear()
         proxy.cut()
-        await asyncio.wait_for(client.publish("t", b"x"), 60)
+        await asyncio.wait_for(client.publish("t", b"x"), 300)
         assert attempts[:1] == [0]
 
 
@@ -206,7 +206,7 @@ async def test_a_server_that_hangs_up_on_every_resend_is_retried_with_growing_de
         await until(lambda: len(attempts) >= 6)
         assert attempts[:6] == [0, 1, 2, 3, 4, 5]
         server.engine.failure = None
-        await asyncio.wait_for(future, 60)
+        await asyncio.wait_for(future, 300)
         assert await server.values_in("t") == [b"v", b"poison"]
 
 
@@ -225,7 +225,7 @@ async def test_undecodable_bytes_drop_the_connection_and_the_client_reconnects()
         async with FaultProxy("127.0.0.1", port) as proxy, figg_client(proxy, options) as client:
             await until(lambda: any("undecodable bytes" in reason for reason in reported))
             proxy._target = (server.host, server.port)
-            await asyncio.wait_for(client.publish("t", b"v"), 60)
+            await asyncio.wait_for(client.publish("t", b"v"), 300)
     absurd.close()
 
 
@@ -236,7 +236,7 @@ async def test_a_draining_server_is_found_again_and_nothing_is_lost() -> None:
             draining = asyncio.ensure_future(server.listener.drain(5.0))
             await draining
             await server.open(server.port)
-            await asyncio.wait_for(asyncio.gather(*futures), 60)
+            await asyncio.wait_for(asyncio.gather(*futures), 300)
         stored = first_seen(await server.values_in("t"))
         assert stored == [b"%d.%d" % (round_, index) for round_ in range(5) for index in range(50)]
 
@@ -255,7 +255,7 @@ async def test_a_writer_that_floods_is_no_longer_read_until_the_disk_has_caught_
         assert server.counters.bytes_in < 4 << 20
         server.engine.release()
         acks = b""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while server.broker.bounds(WHO, "t", 0).end < 64_000:
                 acks += await reader.read(65_536)
         assert server.counters.open == 1
@@ -271,7 +271,7 @@ async def test_a_subscriber_that_never_reads_costs_a_bounded_amount_and_does_not
         for _ in range(40):
             await server.broker.publish(WHO, "t", RecordBatch([bytes(10_000)] * 100), partition=0)
         for offset in range(4_000):
-            assert (await asyncio.wait_for(anext(subscription), 60)).offset == offset
+            assert (await asyncio.wait_for(anext(subscription), 300)).offset == offset
         unsent = [session._link.unsent_bytes for session in server.sessions]
         assert max(unsent) < 2 << 20
         stuck.transport.abort()

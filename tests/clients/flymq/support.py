@@ -18,7 +18,7 @@ from headrace.wire.flymq.advanced_messages import DelayedBatch
 from tests.sessions.flymq.support import DEV, ListenerContext, running_server
 
 FAST = FlyMqOptions(backoff=lambda attempt: 0.01 if attempt else 0.0, poll_seconds_min=0.001, poll_seconds_max=0.01)
-WAIT_SECONDS = 60
+WAIT_SECONDS = 300
 
 
 @dataclass

@@ -57,7 +57,7 @@ async def test_every_connection_begins_with_the_login() -> None:
     async with Server(AuthReply(True, "", "ann", [])) as server:
         client = await FlyMqClient.connect("127.0.0.1", server.port, OPTIONS)
         server.drop()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while len(server.heard) < 2 or not server.heard[1]:  # noqa: ASYNC110  (the server has no event for it)
                 await asyncio.sleep(0.005)
         client.abandon()

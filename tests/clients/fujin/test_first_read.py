@@ -39,7 +39,7 @@ async def test_the_reply_to_connect_reader_is_alone_in_the_first_read(tmp_path: 
         client = ReadingClient(endpoint)
         try:
             endpoint.start()
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await client.up.wait()
             client.say(encode.connect_reader(ReaderKind.PUSH, auto_commit, "t"))
             await until(lambda: b"".join(client.reads).count(b"x" * 10) == 100)

@@ -17,7 +17,7 @@ from headrace.wire.rustlog import messages as m
 from tests.sessions.rustlog.support import WHO, ListenerContext, running_server
 
 FAST = RustLogOptions(backoff=lambda attempt: 0.01 if attempt else 0.0, poll_seconds_min=0.001, poll_seconds_max=0.01)
-WAIT_SECONDS = 60
+WAIT_SECONDS = 300
 
 
 @dataclass

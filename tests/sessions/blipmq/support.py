@@ -122,7 +122,7 @@ class Peer:
     async def answers(self) -> list[Message]:
         """Every reply up to that of the fence."""
         found = self.heard()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while not found or found[-1] not in (Pong(FENCE), Nack(FENCE, 401, "unauthenticated")):
                 assert self.wire.closed is None, f"closed: {self.wire.closed}"
                 self.wire.changed.clear()
@@ -131,7 +131,7 @@ class Peer:
         return found[:-1]
 
     async def closed(self) -> tuple[str, bool]:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while self.wire.closed is None:
                 self.wire.changed.clear()
                 await self.wire.changed.wait()

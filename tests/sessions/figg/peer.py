@@ -17,7 +17,7 @@ from headrace.sessions.figg.session import FiggSession, FiggSettings
 from headrace.wire.figg import AckBatch, Attached, DataBatch, ServerMessage, client_decoder
 
 WHO = Principal("tester", "figg")
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 
 
 class Clock:

@@ -276,7 +276,7 @@ async def test_live_attachments_that_all_burst_at_once_are_parked_and_lose_nothi
             await peer.stored(f"t{index}", [bytes(10_000)] * 30)
         await peer.settle()
         assert OUTPUT_HIGH_WATER_BYTES < peer.link.waiting_bytes <= OUTPUT_BUFFER_BYTES_MAX + (1 << 20)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while sum(len(peer.records(f"t{index}")) for index in range(40)) < 1_200:
                 peer.link.waiting_bytes = 0
                 peer.session.drained()

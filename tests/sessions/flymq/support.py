@@ -116,7 +116,7 @@ class Peer:
 
     async def replies(self, count: int, dialect: Dialect = Dialect.SPEC) -> list[Reply]:
         """The next so many replies."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while len(self.heard()) < count:
                 assert self.wire.closed is None, f"closed: {self.wire.closed}"
                 self.wire.changed.clear()
@@ -140,7 +140,7 @@ class Peer:
         return reply.message
 
     async def closed(self) -> tuple[str, bool]:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while self.wire.closed is None:
                 self.wire.changed.clear()
                 await self.wire.changed.wait()

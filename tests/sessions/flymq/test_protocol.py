@@ -111,7 +111,7 @@ async def test_a_request_only_the_originals_clients_send_latches_their_dialect(s
 
 async def raw_replies(peer: Peer, count: int) -> list[ReplyFrame]:
     """The next replies as they are on the wire, without RecordMetadata."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while len(peer.heard()) < count:
             await rest()
     return [reply for reply in peer.heard() if isinstance(reply, ReplyFrame)]

@@ -30,7 +30,7 @@ async def listening() -> AsyncIterator[Listener]:
 
 async def heard(reader: asyncio.StreamReader, frames: int) -> list[ReplyEvent]:
     decoder, events = ReplyDecoder(), list[ReplyEvent]()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while sum(len(event) if isinstance(event, RecordMetadataBatch) else 1 for event in events) < frames:
             chunk = await reader.read(1 << 16)
             assert chunk, "the server closed the connection"
@@ -114,7 +114,7 @@ async def test_many_fetches_of_a_peer_that_does_not_read_take_bounded_memory() -
             await asyncio.sleep(0)
             assert connection.unsent_bytes < 8 << 20
         total, size = 0, 8 + 12 + 3 * (16 + (1 << 20))
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while total < requests * size:
                 total += len(await reader.read(1 << 20))
         assert total == requests * size

@@ -17,7 +17,7 @@ from headrace.wire.rustlog import messages as m
 
 WHO = Principal("tester", "rustlog")
 NOW = 1_700_000_000_000
-WAIT_SECONDS = 60
+WAIT_SECONDS = 300
 
 
 class Wire:

@@ -17,7 +17,7 @@ from headrace.wire.sniff import Sniff
 from tests.sessions.rustlog.support import WHO, ListenerContext, running_server
 
 JSON, BINARY = Dialect.JSON, Dialect.BINARY
-WAIT_SECONDS = 60
+WAIT_SECONDS = 300
 
 
 class Socket:
