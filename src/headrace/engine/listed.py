@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
 from headrace.columns import Column, Headers
 from headrace.records import NEVER, ColumnBatch, Record, RecordBatch
+
+Timestamps: TypeAlias = Sequence[int] | Callable[[], Sequence[int]]
+"""A callable is called when the timestamps are first read."""
 
 
 class _Lists:
     """The records of a whole batch."""
 
-    __slots__ = ("_ends", "_key_column", "_value_column", "expiries", "headers", "keys", "next_offset", "offsets", "timestamps", "values")
+    __slots__ = ("_ends", "_key_column", "_timestamps", "_value_column", "expiries", "headers", "keys", "next_offset", "offsets", "values")
 
     def __init__(
         self,
@@ -25,21 +29,28 @@ class _Lists:
         values: Sequence[bytes | None],
         keys: Sequence[bytes | None] | None,
         headers: Sequence[Headers] | None,
-        timestamps: Sequence[int],
+        timestamps: Timestamps,
         expiries: Sequence[int] | None,
         next_offset: int,
     ) -> None:
         self.offsets, self.values, self.keys, self.headers = offsets, values, keys, headers
-        self.timestamps, self.expiries, self.next_offset = timestamps, expiries, next_offset
+        self.expiries, self.next_offset = expiries, next_offset
+        self._timestamps = timestamps
         self._ends: list[int] | None = None
         self._value_column: Column | None = None
         self._key_column: Column | None = None
 
     @property
+    def timestamps(self) -> Sequence[int]:
+        if callable(self._timestamps):
+            self._timestamps = self._timestamps()
+        return self._timestamps
+
+    @property
     def ends(self) -> list[int]:
         """Bytes of keys and values before each record, and those of the whole batch."""
         if self._ends is None:
-            sizes: Iterator[int] = (len(value) if value else 0 for value in self.values)
+            sizes: Iterator[int] = map(len, (value or b"" for value in self.values) if None in self.values else self.values)  # type: ignore[arg-type]
             if self.keys is not None:
                 sizes = (size + (len(key) if key else 0) for size, key in zip(sizes, self.keys, strict=True))
             self._ends = list(accumulate(sizes, initial=0))
@@ -73,7 +84,7 @@ class ListedBatch:
         values: Sequence[bytes | None],
         keys: Sequence[bytes | None] | None,
         headers: Sequence[Headers] | None,
-        timestamps: Sequence[int],
+        timestamps: Timestamps,
         expiries: Sequence[int] | None,
         *,
         next_offset: int,
