@@ -515,7 +515,7 @@ class KafkaEngine:
             del log.fetches[offset]
             self._fetches.discard(fetch)
             if not fetch.cancelled():
-                fetch.exception()  # whoever waits gets it; a reader that comes later asks again
+                fetch.exception()  # readers that wait get it; a later one asks again
 
         self._fetches.add(fetch)
         fetch.add_done_callback(done)

@@ -129,7 +129,7 @@ class PartitionLog:
         self._windows = [*self._windows[1 - _WINDOWS_MAX :], window]
 
     def ahead_of(self, offset: int) -> int | None:
-        """Return the offset that a reader at `offset` will need soon and nobody has fetched; None if there is none."""
+        """Return the offset that a reader at `offset` will need soon and that is not fetched yet; None if there is none."""
         for window in self._windows:
             # Behind the middle of what was fetched last: a reader that takes a few records from the middle of the log is not one.
             if window.latest + window.end <= 2 * offset <= 2 * window.end:
