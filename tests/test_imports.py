@@ -94,7 +94,7 @@ HOMES: dict[str, set[str]] = {
     "click": {"cli", "bench"},
     "rich": {"cli", "bench", "demo"},
     "uvloop": {"server", "cli", "bench"},
-    "google_crc32c": {"storage"},
+    "google_crc32c": {"storage", "engine"},
     "re2": {"sessions"},
     "backports": {"storage"},
     "compression": {"storage"},

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,9 @@ import pytest
 from rich.console import Console
 
 from headrace import __version__
+from headrace.cli.status import _PROMISES, _promises
 from headrace.cli.top import screen
+from headrace.engine.kafka.engine import KafkaEngine
 from headrace.overview import Overview
 from tests.canaries import secret
 from tests.server.process import BrokerProcess
@@ -86,17 +89,25 @@ def test_an_administrator_sees_everything_on_one_screen(status: Status) -> None:
     assert done.returncode == 0, done.stderr
     titles = [line[:14].strip() for line in done.stdout.splitlines()]
     assert [title for title in titles if title] == [
-        "broker", "health", "access", "engine", "disk", "loop lag", "listeners", "connections", "topics", "groups", "dead letters",
-        "pipelines",
+        "broker", "health", "access", "engine", "promises", "disk", "loop lag", "listeners", "connections", "topics", "groups",
+        "dead letters", "pipelines",
     ]  # fmt: skip
     lines = {line[:14].strip(): line[14:] for line in done.stdout.splitlines()}
     assert lines["broker"].startswith(f"headrace {__version__} at flymq://{status.address}, up ")
     assert (lines["health"], lines["access"]) == ("ok", "enforced, you are admin")
+    assert lines["promises"].startswith("a durable append is synced to disk, offsets without gaps, ")
+    assert lines["promises"].endswith("keys placed by fnv1a")
     assert lines["topics"].startswith("1 with 2 partitions, 2 records, ")
     assert "flymq 1" in lines["connections"]
     assert re.fullmatch(r"p50 \S+ ms, p99 \S+ ms, longest \S+ ms in the last minute; longest turn \S+ ms of CPU time", lines["loop lag"])
     assert lines["groups"].startswith("billing on orders: lag ")
     assert len(done.stdout.splitlines()) <= 24
+
+
+def test_the_promises_of_kafka_are_named() -> None:
+    promises = list(_promises(asdict(KafkaEngine.capabilities)))
+    assert "offsets with gaps" in promises and "compaction when the log likes" in promises and promises[-1] == "keys placed by murmur2"
+    assert _PROMISES.keys() < asdict(KafkaEngine.capabilities).keys()
 
 
 def test_json_has_the_same_facts(status: Status) -> None:

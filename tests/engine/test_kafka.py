@@ -252,6 +252,49 @@ async def test_a_reader_that_polls_sees_the_records_of_others_before_the_next_re
     assert await values(reader, "t") == [b"a"]
 
 
+async def test_a_close_ends_reads_and_the_refresh_that_wait_for_kafka(
+    place: Place, engine: KafkaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await engine.create_topic("t", 1, TopicConfig(ttl_ms=1_000))  # a setting that the refresh reads from a table
+    await engine.append([Write("t", 0, RecordBatch([b"a"]))])
+    asked = asyncio.Event()
+
+    async def never(*_: object, **__: object) -> None:
+        asked.set()
+        await asyncio.get_running_loop().create_future()
+
+    monkeypatch.setattr(engine._cluster, "fetch", never)
+    engine._own_position = 0
+    reader = asyncio.create_task(engine.read("t", 0, 0, bytes_max=1_000))
+    refresh = asyncio.create_task(engine._refresh_forever())
+    engine._refreshing, unused = refresh, engine._refreshing
+    assert unused is not None
+    unused.cancel()
+    async with asyncio.timeout(SECONDS):
+        await asked.wait()
+        await until(lambda: engine._find("__topics", 0).fetches != {})
+        await engine.close()
+        assert refresh.cancelled()
+        with pytest.raises(Unavailable, match="closing"):
+            await reader
+
+
+async def test_an_elected_broker_that_cannot_open_yet_tries_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, attempts = place.engine(is_elected=True), itertools.count()
+    refresh = engine._refresh
+
+    async def fails_first() -> None:
+        if next(attempts) == 0:
+            raise Unavailable("a node was killed")
+        await refresh()
+
+    monkeypatch.setattr(engine, "_refresh", fails_first)
+    async with asyncio.timeout(SECONDS):
+        await engine.open()
+        await engine.create_topic("t", 1, TopicConfig())
+    assert next(attempts) >= 2
+
+
 async def test_kafka_away_fails_appends_after_the_deadline_and_what_was_sent_arrives_once(kafka: Cluster, place: Place) -> None:
     engine = place.engine(deadline_ms=1_500)
     await engine.open()

@@ -53,6 +53,10 @@ class Load:
 
     async def stop(self) -> None:
         self._is_stopped = True
+        _, pending = await asyncio.wait(self._tasks, timeout=RECOVERY_SECONDS_MAX)
+        for task in pending:
+            task.cancel()
+        assert not pending, "no broker answers"
         await asyncio.gather(*self._tasks)
 
     async def progressed(self) -> None:

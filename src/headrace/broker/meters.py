@@ -62,8 +62,7 @@ class Meter:
     def published_singly(self, records: int, size_bytes: int, seconds: float) -> None:
         """Count single records that were acknowledged together. Each was a batch for its publisher."""
         self.count(records, size_bytes)
-        self.published_batches += records
-        self.publish_seconds += records * seconds
+        self.durations.observe(seconds, records)
         self.publish_duration.observe(seconds, records)
 
     def count(self, records: int, size_bytes: int) -> None:

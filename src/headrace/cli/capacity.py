@@ -66,7 +66,7 @@ class Costs:
     """Kafka: append on the leader."""
     kafka_follower_us: float = 0.95
     """Kafka: fetch and append on one follower."""
-    kafka_read_us: float = 0.4
+    kafka_read_us: float = 0.15
     """Kafka: serve one read."""
     kafka_cores: float = 8
     """Cores of a Kafka node."""

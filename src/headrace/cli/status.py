@@ -17,6 +17,13 @@ from headrace.errors import NotAuthorized
 
 _SHOWN_MAX: Final = 8
 """Groups and topics with dead letters on the screen. JSON has all of them."""
+_PROMISES: Final = {
+    "sync_per_append": ("a durable append is synced to disk", "a durable append is on all in-sync replicas or in memory"),
+    "dense_offsets": ("offsets without gaps", "offsets with gaps"),
+    "cheap_atomic_append": ("atomic batches over partitions", "batches atomic within a partition"),
+    "forced_compaction": ("compaction by the broker", "compaction when the log likes"),
+}
+"""Capabilities of an engine that users notice, with and without."""
 _LIVE: Final = ("starting", "running", "stopping")
 
 
@@ -27,9 +34,9 @@ _LIVE: Final = ("starting", "running", "stopping")
 def status(output: str, timeout: int, server: Server) -> int:
     """Show the state of a broker on one screen.
 
-    Version, uptime, health, engine, disk, lag of the event loop, listeners, connections, topics, groups with the highest lag, dead letters,
-    and the pipelines of this machine. A user sees the topics and groups that rules allow; engine, disk, lag of the event loop, listeners
-    and connections need the right to describe the broker. Exits with 1 if writes fail until the broker is restarted.
+    Version, uptime, health, engine and its promises, disk, lag of the event loop, listeners, connections, topics, groups with the highest
+    lag, dead letters, and the pipelines of this machine. A user sees the topics and groups that rules allow; engine, disk, lag of the event
+    loop, listeners and connections need the right to describe the broker. Exits with 1 if writes fail until the broker is restarted.
     """
     found: dict[str, Any] = {}
 
@@ -81,6 +88,8 @@ def _lines(found: dict[str, Any], address: str) -> Iterator[tuple[str, str]]:
 def _server_lines(server: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "engine" in server:
         yield "engine", f"{server['engine']}, data in {server['data']}, process {server['pid']}"
+    if capabilities := server.get("capabilities"):
+        yield "promises", ", ".join(_promises(capabilities))
     if disk := server.get("disk"):
         free, total, headroom = (size_text(disk[name]) for name in ("free_bytes", "total_bytes", "headroom_bytes"))
         yield "disk", f"{free} free of {total}; publishing stops below {headroom}"
@@ -96,6 +105,15 @@ def _server_lines(server: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if connections := server.get("connections"):
         by_protocol = ", ".join(f"{name} {count:,}" for name, count in connections["by_protocol"].items())
         yield "connections", f"{connections['open']:,} of {connections['max']:,}" + (f": {by_protocol}" if by_protocol else "")
+
+
+def _promises(capabilities: dict[str, Any]) -> Iterator[str]:
+    """Yield what the engine does, in words."""
+    for name, (yes, no) in _PROMISES.items():
+        if name in capabilities:
+            yield yes if capabilities[name] else no
+    if placement := capabilities.get("placement"):
+        yield f"keys placed by {placement}"
 
 
 def _listed(title: str, texts: list[str], count: int) -> Iterator[tuple[str, str]]:

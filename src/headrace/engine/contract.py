@@ -132,7 +132,7 @@ class Capabilities:
     any_topic_name: bool = True
     """Every name that the broker accepts is possible. Otherwise `create_topic` raises `InvalidTopicName` for some."""
     reads_in_memory: bool = True
-    """`read_now` finds recent records. Otherwise it always returns None."""
+    """`read_now` finds recent records. Otherwise it may return None for any."""
     placement: Placement = Placement.FNV1A
 
 

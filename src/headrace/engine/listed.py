@@ -7,31 +7,41 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from typing import TypeAlias
 
 from headrace.columns import Column, Headers
 from headrace.records import NEVER, ColumnBatch, Record, RecordBatch
+
+Timestamps: TypeAlias = Sequence[int] | Callable[[], Sequence[int]]
+"""A callable is called when the timestamps are first read."""
 
 
 class _Lists:
     """The records of a whole batch."""
 
-    __slots__ = ("_ends", "_key_column", "_value_column", "expiries", "headers", "keys", "next_offset", "offsets", "timestamps", "values")
+    __slots__ = ("_ends", "_key_column", "_timestamps", "_value_column", "expiries", "headers", "keys", "next_offset", "offsets", "values")
 
-    def __init__(self, offsets: Sequence[int], records: RecordBatch, next_offset: int) -> None:
-        assert records.timestamps is not None
+    def __init__(self, offsets: Sequence[int], records: RecordBatch, timestamps: Timestamps, next_offset: int) -> None:
         self.offsets, self.values, self.keys, self.headers = offsets, records.values, records.keys, records.headers
-        self.timestamps, self.expiries, self.next_offset = records.timestamps, records.expiries, next_offset
+        self.expiries, self.next_offset = records.expiries, next_offset
+        self._timestamps = timestamps
         self._ends: list[int] | None = None
         self._value_column: Column | None = None
         self._key_column: Column | None = None
 
     @property
+    def timestamps(self) -> Sequence[int]:
+        if callable(self._timestamps):
+            self._timestamps = self._timestamps()
+        return self._timestamps
+
+    @property
     def ends(self) -> list[int]:
         """Bytes of keys and values before each record, and those of the whole batch."""
         if self._ends is None:
-            sizes: Iterator[int] = (len(value) if value else 0 for value in self.values)
+            sizes: Iterator[int] = map(len, (value or b"" for value in self.values) if None in self.values else self.values)  # type: ignore[arg-type]
             if self.keys is not None:
                 sizes = (size + (len(key) if key else 0) for size, key in zip(sizes, self.keys, strict=True))
             self._ends = list(accumulate(sizes, initial=0))
@@ -59,10 +69,15 @@ class ListedBatch:
         self._lists, self.start, self.stop = lists, start, stop
 
     @classmethod
-    def of(cls, offsets: Sequence[int], records: RecordBatch, *, next_offset: int) -> ListedBatch:
-        """Return a batch of at least one record, with timestamps. `next_offset` may lie behind offsets that hold no record."""
+    def of(
+        cls, offsets: Sequence[int], records: RecordBatch, *, next_offset: int, timestamps: Callable[[], Sequence[int]] | None = None
+    ) -> ListedBatch:
+        """Return a batch of at least one record, with timestamps of its own or of the callable. `next_offset` may lie behind offsets that
+        hold no record."""
         assert records.values and next_offset > offsets[-1]
-        return cls(_Lists(offsets, records, next_offset), 0, len(records))
+        times: Timestamps | None = timestamps or records.timestamps
+        assert times is not None
+        return cls(_Lists(offsets, records, times, next_offset), 0, len(records))
 
     def extend_to(self, next_offset: int) -> None:
         """Record that no record follows the whole batch below `next_offset`."""

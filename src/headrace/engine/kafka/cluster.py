@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,12 +134,10 @@ class Cluster:
                 (await create_conn(host, int(port), **arguments)).close()
             except (kafka_errors.SaslAuthenticationFailed, kafka_errors.UnsupportedSaslMechanismError) as refused:
                 return f"Kafka at {address} refuses the login; check kafka.sasl, kafka.user and kafka.password: {_text(refused)}"
-            except ssl.SSLCertVerificationError as refused:
-                return f"Kafka at {address} has a certificate that is not trusted; check kafka.tls_ca: {refused.verify_message}"
-            except ssl.SSLError as refused:
-                return f"Kafka at {address} accepts no TLS connection; check kafka.tls and kafka.tls_certificate: {_text(refused)}"
             except (kafka_errors.KafkaError, OSError) as other:
                 failure = other
+                if untrusted := getattr(other, "verify_message", ""):  # `ssl.SSLCertVerificationError`
+                    return f"Kafka at {address} has a certificate that is not trusted; check kafka.tls_ca: {untrusted}"
         return f"Kafka at {self._settings.bootstrap} does not answer: {_text(failure)}"
 
     async def close(self) -> None:

@@ -7,17 +7,32 @@ Key, value, headers, timestamp and offset are Kafka's. An attribute that Kafka l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final
 
 from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
 from aiokafka.record.memory_records import MemoryRecords
+from google_crc32c import value as crc32c
 
 from headrace.engine.listed import ListedBatch
 from headrace.errors import CorruptData
+from headrace.limits import KIB
 from headrace.records import NEVER, Headers, RecordBatch
+from headrace.storage.batch import CHECKSUMS_IN_C
 
 EXPIRY: Final = "headrace-expiry"
+_MAGIC: Final = 2
+"""Version of the format of record batches that all Kafka versions since 0.11 write:
+
+    0            8        12       16      17    21           61
+    +------------+--------+--------+-------+-----+-----------+---------+
+    | base offset| length | epoch  | magic | crc | 40 bytes  | records |     `length` counts what follows it, `crc` covers what follows it
+    +------------+--------+--------+-------+-----+-----------+---------+
+"""
+_LENGTH_START, _LENGTH_END, _CHECKED_START = 8, 12, 21
+_TURN_BYTES: Final = 512 * KIB
 _OVERHEAD_BYTES: Final = 32
 """Bytes of a record besides key, value and headers, at most: lengths, deltas and attributes."""
 
@@ -62,12 +77,27 @@ class Decoded:
         returns whole record batches. Raises `CorruptData`."""
         self.batches: list[ListedBatch] = []
         self.next_offset = offset
+        for _ in self._decode(content, aborted, offset):
+            pass
+
+    @classmethod
+    async def in_turns(cls, content: bytes, aborted: Sequence[tuple[int, int]] | None, offset: int) -> Decoded:
+        """Decode a large content, some of it in each turn of the event loop."""
+        found, size_bytes = cls(b"", None, offset), 0
+        for step_bytes in found._decode(content, aborted, offset):
+            size_bytes += step_bytes
+            if size_bytes >= _TURN_BYTES:
+                await asyncio.sleep(0)
+                size_bytes = 0
+        return found
+
+    def _decode(self, content: bytes, aborted: Sequence[tuple[int, int]] | None, offset: int) -> Iterator[int]:
+        """Decode one record batch at a time. Yields its size."""
         coming = sorted(aborted or (), key=lambda transaction: transaction[1], reverse=True)
         skipped: set[int] = set()
-        records = MemoryRecords(content)
-        while records.has_next():
-            batch = records.next_batch()
-            if not batch.validate_crc():
+        for encoded in _split(content):
+            batch = _parsed(encoded)
+            if not _is_intact(batch, encoded):
                 raise CorruptData(f"Kafka record batch at offset {batch.base_offset}: the checksum does not match")
             while coming and coming[-1][1] <= batch.base_offset:
                 skipped.add(coming.pop()[0])
@@ -75,32 +105,76 @@ class Decoded:
                 if _is_abort(batch):
                     skipped.discard(batch.producer_id)
             elif batch.next_offset > offset and not (batch.is_transactional and batch.producer_id in skipped):
-                self._add(batch)
+                self._add(batch, encoded)
             self.next_offset = max(self.next_offset, batch.next_offset)
             if self.batches:
                 self.batches[-1].extend_to(self.next_offset)
+            yield len(encoded)
 
-    def _add(self, batch: Any) -> None:
-        found = list(batch)
-        if not found:
+    def _add(self, batch: Any, encoded: bytes) -> None:
+        # No object is kept for a record where neither keys nor headers are in use, which the first record suggests.
+        values = _plain_values(encoded)
+        keys: list[bytes | None] | None = None
+        headers: list[Headers] | None = None
+        expiries: list[int] | None = None
+        if values is None:
+            found = list(batch)
+            values = [record.value for record in found]
+            keys = [record.key for record in found]
+            keys = None if keys.count(None) == len(keys) else keys
+            theirs = [record.headers for record in found]
+            headers, expiries = _own(theirs) if any(theirs) else (None, None)
+        if not values:
             return
-        offsets = [record.offset for record in found]
-        keys = [record.key for record in found]
-        theirs = [record.headers for record in found]
-        headers, expiries = _own(theirs) if any(theirs) else (None, None)
+        is_dense = batch.next_offset - batch.base_offset == len(values)
+        offsets = range(batch.base_offset, batch.next_offset) if is_dense else [record.offset for record in _parsed(encoded)]
+        next_offset = max(batch.next_offset, offsets[-1] + 1)
         self.batches.append(
             ListedBatch.of(
-                range(offsets[0], offsets[-1] + 1) if offsets[-1] - offsets[0] == len(offsets) - 1 else offsets,
-                RecordBatch(
-                    [record.value for record in found],
-                    None if keys.count(None) == len(keys) else keys,
-                    headers,
-                    [record.timestamp for record in found],
-                    expiries,
-                ),
-                next_offset=max(batch.next_offset, offsets[-1] + 1),
+                offsets,
+                RecordBatch(values, keys, headers, None, expiries),
+                next_offset=next_offset,
+                timestamps=partial(_timestamps, encoded),
             )
         )
+
+
+def _plain_values(encoded: bytes) -> list[bytes | None] | None:
+    """Return the values of a record batch if it has all its records, and none has a key or headers; else None."""
+    batch = _parsed(encoded)
+    if batch.magic != _MAGIC or batch.compression_type:
+        return None
+    for first in _parsed(encoded):
+        if first.key is not None or first.headers:
+            return None
+        break
+    values = [record.value for record in batch if record.key is None and not record.headers]
+    return values if len(values) == batch.last_offset_delta + 1 else None
+
+
+def _timestamps(encoded: bytes) -> list[int]:
+    return [record.timestamp for record in _parsed(encoded)]
+
+
+def _split(content: bytes) -> Iterator[bytes]:
+    """Yield the record batches of a Fetch response. The last one may be cut, and is left out then."""
+    start = 0
+    while start + _LENGTH_END <= len(content):
+        end = start + _LENGTH_END + int.from_bytes(content[start + _LENGTH_START : start + _LENGTH_END], "big")
+        if end > len(content):
+            return
+        yield content[start:end]
+        start = end
+
+
+def _parsed(encoded: bytes) -> Any:
+    """Return one record batch. Its records can be iterated once."""
+    return MemoryRecords(encoded).next_batch()
+
+
+def _is_intact(batch: Any, encoded: bytes) -> bool:
+    # The library's checksum takes five times as long.
+    return bool(crc32c(encoded[_CHECKED_START:]) == batch.crc if batch.magic == _MAGIC and CHECKSUMS_IN_C else batch.validate_crc())
 
 
 def _is_abort(batch: Any) -> bool:

@@ -44,6 +44,7 @@ from headrace.engine.kafka.offsets import KafkaOffsets, split
 from headrace.engine.kafka.partition import PartitionLog
 from headrace.engine.kafka.settings import KafkaSettings
 from headrace.engine.kafka.writer import Append, LateBatch, Writer
+from headrace.engine.listed import ListedBatch
 from headrace.engine.partition_limits import check_partitions
 from headrace.errors import (
     BrokerError,
@@ -60,6 +61,8 @@ from headrace.records import ColumnBatch, RecordBatch
 
 _log = logging.getLogger(__name__)
 _FETCH_BYTES_MIN: Final = 256 * KIB
+_AHEAD_BYTES: Final = 4 * MIB
+"""Kafka cuts the last record batch of an answer, so several fit."""
 _FOLLOW_BYTES: Final = 1 * MIB
 _FOLLOW_WAIT_MS: Final = 300
 _STABLE_WAIT_MS: Final = 100
@@ -126,6 +129,7 @@ class KafkaEngine:
         """Topics that the last refresh did not find."""
         self._followers: dict[int, asyncio.Task[None]] = {}
         self._follow_timer: asyncio.TimerHandle | None = None
+        self._fetches: set[asyncio.Task[int]] = set()
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_lock = asyncio.Lock()
         self._is_open = False
@@ -147,8 +151,19 @@ class KafkaEngine:
         return self._cluster.counters
 
     async def open(self) -> None:
-        """Connect, wait until Kafka has elected an owner of the tables, and read the topics. Raises `Unavailable`."""
+        """Connect, take part in the election, and read the topics. Raises `Unavailable` if no connection succeeds. Later an elected engine
+        tries again: a broker starts while nodes fail."""
         await self._cluster.open()
+        try:
+            while not await self._begin():
+                await self._end()
+                await asyncio.sleep(_PAUSE_SECONDS)
+        except BaseException:
+            await self.close()
+            raise
+        self._refreshing = asyncio.get_running_loop().create_task(self._refresh_forever())
+
+    async def _begin(self) -> bool:
         try:
             election = await self._elect() if self._settings.is_elected else None
             coordinator_id = self._settings.coordinator_id
@@ -158,10 +173,24 @@ class KafkaEngine:
                 await self._own_tables()
             else:
                 await self._refresh()
-        except BaseException:
-            await self.close()
-            raise
-        self._refreshing = asyncio.get_running_loop().create_task(self._refresh_forever())
+        except Unavailable as failure:
+            if not self._settings.is_elected:
+                raise
+            _log.warning("Kafka does not answer; trying again", extra={"reason": str(failure)})
+            return False
+        return True
+
+    async def _end(self) -> None:
+        self._is_open = False
+        if self._taking_over is not None:
+            self._taking_over.cancel()
+            await asyncio.wait([self._taking_over])
+            self._taking_over = None
+        await self._writer.close()
+        if self._election is not None:  # after the last write: the next owner reads the tables at once
+            await self._election.leave()
+            self._election = None
+        self.ownership.is_owner = False
 
     async def _elect(self) -> Election:
         topic = self._names.to_kafka(_ELECTION_TOPIC)
@@ -210,18 +239,15 @@ class KafkaEngine:
         if self._follow_timer is not None:
             self._follow_timer.cancel()
             self._follow_timer = None
-        tasks = [task for task in (self._refreshing, self._taking_over, *self._followers.values()) if task is not None]
+        running = (self._refreshing, self._taking_over, *self._followers.values(), *self._fetches)
+        tasks = [task for task in running if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         self._refreshing = self._taking_over = None
         self._followers.clear()
-        await self._writer.close()
-        if self._election is not None:  # after the last write: the next owner reads the tables at once
-            await self._election.leave()
-            self._election = None
-        self.ownership.is_owner = False
+        await self._end()
         await self._cluster.close()
         self._topics.clear()
         self._logs.clear()
@@ -463,7 +489,9 @@ class KafkaEngine:
             and all(log is found[0][0] and isinstance(batch, RecordBatch) for log, batch in found)
             and size_bytes <= found[0][0].batch_bytes_max
         )
-        level = (ack or self._topics[found[0][0].topic].config.ack) if is_plain else Ack.DURABLE
+        level = Ack.DURABLE
+        if is_plain and ack is not Ack.DURABLE:  # a topic has one level, because producers do not wait for each other
+            level = self._topics[found[0][0].topic].config.ack
         self._writer.stage(Append(found, future, self._clock(), size_bytes, not is_plain, level, commits))
         return future
 
@@ -477,7 +505,10 @@ class KafkaEngine:
         return append_by_partition(self.append, places, values, keys)
 
     def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch] | None:
-        return None  # every read asks the cluster
+        logs = self._logs.get(topic, ())
+        if not 0 <= partition < len(logs) or not logs[partition].first <= offset < logs[partition].end:
+            return None
+        return [*self._cached(logs[partition], offset, bytes_max, records_max)] or None
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
         log = self._find(topic, partition)
@@ -489,14 +520,65 @@ class KafkaEngine:
             self._linger(log)
         position, end = offset, log.end
         while position < end:
-            found = log.cached(position, bytes_max, records_max)
+            found = self._cached(log, position, bytes_max, records_max)
             if found:
-                return [*found]
-            position = await self._fetch(log, position, bytes_max)
+                return [*found, *await self._coming(log, found, bytes_max, records_max)]
+            position = await self._fetched(log, position, bytes_max)
         return []
 
+    async def _coming(self, log: PartitionLog, found: list[ListedBatch], bytes_max: int, records_max: int) -> list[ListedBatch]:
+        """Return what belongs behind the records in memory, if it is being fetched: a reader of pages gets whole ones."""
+        following = found[-1].next_offset
+        bytes_max -= sum(batch.size_bytes for batch in found)
+        records_max -= sum(map(len, found))
+        if following not in log.fetches or bytes_max < 1 or records_max < 1:
+            return []
+        with contextlib.suppress(BrokerError):  # the next read raises it
+            await self._fetched(log, following, bytes_max)
+        more = log.cached(following, bytes_max, records_max)
+        return more if sum(batch.size_bytes for batch in more) <= bytes_max else []
+
+    def _cached(self, log: PartitionLog, offset: int, bytes_max: int, records_max: int) -> list[ListedBatch]:
+        """Return records in memory, and fetch what their reader will want next: Kafka works while they are encoded and sent."""
+        found = log.cached(offset, bytes_max, records_max)
+        ahead = log.ahead_of(found[-1].next_offset) if found else None
+        if ahead is not None:
+            self._start_fetch(log, ahead, _AHEAD_BYTES // min(4, 1 + len(self._fetches)))
+        return found
+
+    async def _fetched(self, log: PartitionLog, offset: int, bytes_max: int) -> int:
+        """Read from Kafka into the cache, or wait for the fetch that does. Return the offset to continue from."""
+        under_way = log.fetch_of(offset)
+        is_own = under_way is None or offset in log.fetches
+        fetch = under_way or self._start_fetch(log, offset, bytes_max)
+        try:
+            reached = await asyncio.shield(fetch)
+        except asyncio.CancelledError:
+            reader = asyncio.current_task()
+            if fetch.cancelled() and (reader is None or not reader.cancelling()):
+                raise Unavailable("the engine is closing") from None
+            raise
+        except BrokerError:
+            if is_own:
+                raise
+            return offset  # it was about another offset
+        return max(offset, reached)
+
+    def _start_fetch(self, log: PartitionLog, offset: int, bytes_max: int) -> asyncio.Task[int]:
+        fetch = asyncio.get_running_loop().create_task(self._fetch(log, offset, bytes_max))
+        log.fetches[offset] = fetch, bytes_max
+
+        def done(fetch: asyncio.Task[int]) -> None:
+            del log.fetches[offset]
+            self._fetches.discard(fetch)
+            if not fetch.cancelled():
+                fetch.exception()  # readers that wait get it; a later one asks again
+
+        self._fetches.add(fetch)
+        fetch.add_done_callback(done)
+        return fetch
+
     async def _fetch(self, log: PartitionLog, offset: int, bytes_max: int) -> int:
-        """Read from Kafka into the cache. Return the offset to continue from."""
         size = min(max(bytes_max, _FETCH_BYTES_MIN), FETCH_BYTES_MAX)
         answer = await self._cluster.fetch(*log.place, offset, bytes_max=size, wait_ms=_STABLE_WAIT_MS)
         if log.is_gone or answer.error is kafka_errors.UnknownTopicOrPartitionError:
@@ -506,7 +588,7 @@ class KafkaEngine:
             raise OffsetOutOfRange(wanted=offset, first=log.first, end=log.end)
         if answer.error is not kafka_errors.NoError:
             raise Unavailable(f"Kafka: {answer.error.__name__} while reading {log.topic!r}")
-        decoded = Decoded(answer.content, answer.aborted, offset)
+        decoded = await Decoded.in_turns(answer.content, answer.aborted, offset)
         if decoded.batches:
             log.remember_fetched(min(offset, decoded.batches[0].base_offset), decoded.batches)
             log.note_size(decoded.batches)
