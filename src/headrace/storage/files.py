@@ -172,6 +172,11 @@ class DiskFile:
         return view[:got]
 
     def write_at(self, position: int, buffers: list[bytes]) -> None:
+        if len(buffers) == 1:
+            written = os.pwrite(self._fd, buffers[0], position)
+            if written == len(buffers[0]):
+                return
+            position, buffers = position + written, [buffers[0][written:]]
         views = [memoryview(buffer) for buffer in buffers if len(buffer)]
         while views:
             written = os.pwritev(self._fd, views[: self._IOV_MAX], position)

@@ -58,6 +58,8 @@ _CRC = struct.Struct("<I")
 _JOIN_ABOVE: Final = 16
 _JOIN_BELOW_BYTES: Final = 64 * KIB
 """From this many batches on, unless they are large, one copy of all is cheaper than a checksum call and a write vector entry for each."""
+_WHOLE_BELOW_BYTES: Final = 16 * KIB
+"""A smaller frame is written as one buffer: a copy costs less than a write vector."""
 _SMALL_FILE_BYTES: Final = (1 * MIB, 64 * KIB, ALIGN)
 """Fallback sizes of a journal file on a full disk: deletes and commits need little space."""
 
@@ -259,7 +261,8 @@ class Journal:
         for part in parts:
             crc = crc32c_extend(crc, part)
         assert self._file is not None
-        self._file.write_at(self._position, [MAGIC, _CRC.pack(crc), header[8:], *parts])
+        frame = [MAGIC, _CRC.pack(crc), header[8:], *parts]
+        self._file.write_at(self._position, [b"".join(frame)] if size < _WHOLE_BELOW_BYTES else frame)
         self._position = aligned(self._position + size)
         self._next_frame += 1
         self._written += 1

@@ -25,17 +25,20 @@ class LargeAppends:
     def __init__(self, files: Files, maintenance: Maintenance) -> None:
         self._files, self._maintenance = files, maintenance
         self._written: list[tuple[Partition, list[Built]]] = []
-        self._held = ExitStack()
+        self._held: ExitStack | None = None
+        """Locks of the logs; None while there is none, as in most flushes."""
         self.references: list[Reference] = []
 
     def __enter__(self) -> LargeAppends:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, failure: BaseException | None, trace: TracebackType | None) -> None:
-        self._held.close()
+        if self._held is not None:
+            self._held.close()
 
     def hold(self, ahead: Pending) -> None:
         """Lock the log for writing. A log that was deleted meanwhile is not written to: the journal takes its batches."""
+        self._held = self._held or ExitStack()
         self._held.enter_context(ahead.partition.writing)
         ahead.is_large = not ahead.partition.dropped
 

@@ -159,7 +159,9 @@ class Store:
         self._urgent: deque[Staged | StagedEach] = deque()
         """Appends that are written before the others."""
         self._staged_bytes = 0
-        self._wake = threading.Event()
+        self._idle = threading.Lock()
+        """Taken by the writer, which waits until `_wake` releases it. An event does the same with four times the instructions."""
+        self._idle.acquire()
         self._stopping = False
         self._writer: threading.Thread | None = None
         self.maintenance = Maintenance(self)
@@ -286,8 +288,13 @@ class Store:
             return
         self._staged_bytes += item.size_bytes
         waiting.append(item)
-        if not self._wake.is_set():
-            self._wake.set()
+        self._wake()
+
+    def _wake(self) -> None:
+        try:
+            self._idle.release()
+        except RuntimeError:
+            pass  # the writer is awake, and looks again before it waits
 
     def _rejection(self, size_bytes: int, reserve: bool) -> BrokerError | None:
         if self.failure is not None:
@@ -325,8 +332,8 @@ class Store:
             self.deliver([(item.done, self.failure) for item in staged], [])
             return
         # One time for the whole flush: records without a timestamp then use the batch's timestamp and need no column.
-        now = max(item.now for item in staged)
-        size = sum(item.size_bytes for item in staged)
+        now = max([item.now for item in staged])
+        size = sum([item.size_bytes for item in staged])
         small = size <= BATCH_BYTES_TARGET
         pending: dict[int, Pending] = {}
         completions: dict[Ack, list[Completion]] = {ack: [] for ack in Ack}
@@ -422,12 +429,12 @@ class Store:
                 error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the log failed: {failure}")
                 self.deliver([(done, error) for done, _ in waiting], [])
                 return
-            size = sum(partition.push(batches) for partition, batches in built)
+            size = sum([partition.push(batches) for partition, batches in built])
             self.maintenance.touch([partition for partition, _ in built], size)
             self.counters.journal_bytes += size
             self.counters.flush_bytes.observe(size)
             large.reveal()
-        self.counters.records += sum(ahead.partition.next - ahead.base_offset for ahead in pending.values())
+        self.counters.records += sum([ahead.partition.next - ahead.base_offset for ahead in pending.values()])
         self.deliver(waiting, list(pending))
 
     def _sync(self) -> None:
@@ -499,14 +506,13 @@ class Store:
 
     def _write_forever(self) -> None:
         while True:
-            self._wake.wait()
-            self._wake.clear()
+            self._idle.acquire()
             try:
                 while self.flush():
                     self.maintenance.after_flush()
             except Exception as failure:
                 self.fence(f"the writer failed: {failure!r}")  # as a failed flush has done already
-                self._wake.set()  # the next round rejects the other appends
+                self._wake()  # the next round rejects the other appends
             if self._stopping and not self._staged and not self._urgent:
                 return
 
@@ -525,7 +531,7 @@ class Store:
             return
         self._stopping = True
         if self._writer is not None:
-            self._wake.set()
+            self._wake()
             self._writer.join()
         try:
             while self.flush():

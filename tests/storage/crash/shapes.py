@@ -11,6 +11,7 @@ from tests.storage.crash.workload import Shape
 _SMALL: Final = LogOptions(segment_bytes=3000, joined_bytes_max=2_400)
 _TABLE: Final = LogOptions(segment_bytes=800, tombstone_retention_ms=4_000)
 _SINGLES: Final = {"singles": 5, "append": 1, "spill": 3, "checkpoint": 1}
+_EACH: Final = {"each": 6, "append": 2, "atomic": 1, "spill": 1, "checkpoint": 1}
 _WRITES: Final = {"append": 6, "atomic": 3, "append_written": 1, "checkpoint": 1}
 
 SHAPES: Final = (
@@ -75,6 +76,16 @@ SHAPES: Final = (
         options=replace(_SMALL, compress=True),
         encrypted=True,
         counts=(1, 2),
+        sizes=(20, 100),
+    ),
+    Shape("independent records", {**_EACH, "append_written": 1, "reopen": 1}, steps=8, options=_SMALL, sizes=(0, 20, 100)),
+    Shape("independent records and dying processes", {**_EACH, "die": 2}, steps=8, journal_bytes=8 * 1024, sizes=(20, 700)),
+    Shape(
+        "independent records, compressed and encrypted",
+        {**_EACH, "die": 1},
+        steps=8,
+        options=replace(_SMALL, compress=True),
+        encrypted=True,
         sizes=(20, 100),
     ),
     Shape("deletion", {**_WRITES, "delete": 3, "checkpoint": 2, "reopen": 1}, options=_SMALL),

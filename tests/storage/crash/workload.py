@@ -9,7 +9,7 @@ from functools import partial
 
 from headrace.errors import BrokerError
 from headrace.limits import LARGE_APPEND_BYTES
-from headrace.records import NEVER, Ack, AnyBatch, Appended, ColumnBatch, Headers, Record, RecordBatch
+from headrace.records import NEVER, Ack, AnyBatch, Appended, AppendedEach, ColumnBatch, Headers, Record, RecordBatch
 from headrace.storage.partition import LogOptions
 from headrace.storage.store import LateBatch, Store, StoreOptions
 from tests.storage.crash.history import (
@@ -137,6 +137,23 @@ class Workload:
         self._stage(self.rng.choices(self.live, k=self.rng.randrange(2, 5)), Ack.DURABLE)
         self._maybe_flush()
 
+    def each(self) -> None:
+        """Append independent records to several logs."""
+        logs = self.rng.choices(self.live, k=self.rng.randrange(2, 9))
+        values = [self.rng.randbytes(self.rng.choice(self.shape.sizes)) for _ in logs]
+        keys = [self.rng.choice((None, b"", b"k")) for _ in logs] if self.rng.random() < 0.3 else None
+        parts: list[Part] = []
+        for index, (log, value) in enumerate(zip(logs, values, strict=True)):
+            base = len(self.given[log].records)
+            parts.append(Part(log, base, 1))
+            self.given[log].records += _records(RecordBatch([value], None if keys is None else [keys[index]]), base, self.now)
+            self.unstamped.append((log, base))
+        self._promise(tuple(parts))
+        self.staged_now = self.now
+        done = partial(self._each_answered, tuple(parts))
+        self.store.stage_each(logs, values, keys, ack=Ack.DURABLE, now=self.now, done=done, size_bytes=1000)
+        self._maybe_flush()
+
     def flush(self) -> None:
         """Flush. All its records get the latest of their times."""
         for log, offset in self.unstamped:
@@ -236,10 +253,19 @@ class Workload:
             self.staged_now = self.now
 
     def _commit(self, appends: list[tuple[int, AnyBatch | LateBatch]], parts: tuple[Part, ...], ack: Ack) -> None:
-        self.staged.append(parts)
-        self._mark(staged(parts))
+        self._promise(parts)
         done = partial(self._answered, parts, ack)
         self.store.stage(appends, ack=ack, now=self.now, done=done, size_bytes=1000)
+
+    def _promise(self, parts: tuple[Part, ...]) -> None:
+        self.staged.append(parts)
+        self._mark(staged(parts))
+
+    def _each_answered(self, parts: tuple[Part, ...], outcome: AppendedEach | BrokerError) -> None:
+        if isinstance(outcome, AppendedEach) and not outcome.failed:
+            self._answered(parts, Ack.DURABLE, [Appended(offset, 1, outcome.timestamp) for offset in outcome.offsets])
+        else:
+            self._answered(parts, Ack.DURABLE, outcome if isinstance(outcome, BrokerError) else next(iter(outcome.failed.values())))
 
     def _answered(self, parts: tuple[Part, ...], ack: Ack, outcome: list[Appended] | BrokerError) -> None:
         """Called by the store. A failed check must not disturb it, so `flush` raises it later."""

@@ -27,6 +27,8 @@ RECORD_BYTES_MAX: Final = KIB
 _RECORDS_MAX: Final = 1_024
 """Records of one batch."""
 
+Staged: TypeAlias = asyncio.Future[list[Appended]]
+Append: TypeAlias = Callable[[Sequence[Write]], Staged]
 Place: TypeAlias = tuple[str, int]
 """Topic and partition."""
 
@@ -44,10 +46,11 @@ class _Batch:
 
 
 class Gathering:
-    """The records of this turn. `append` appends and counts a batch as in flight."""
+    """The records of this turn. `append` appends a batch and counts it as in flight, `landed` counts it as done."""
 
-    def __init__(self, append: Callable[[Sequence[Write]], asyncio.Future[list[Appended]]], meters: Meters) -> None:
+    def __init__(self, append: Append, landed: Callable[[Staged], None], meters: Meters) -> None:
         self._append = append
+        self._count_landed = landed
         self._meters = meters
         self._batches: dict[Place, _Batch] = {}
 
@@ -85,7 +88,8 @@ class Gathering:
             else:
                 staged.add_done_callback(partial(self._landed, batch, write))
 
-    def _landed(self, batch: _Batch, write: Write, staged: asyncio.Future[list[Appended]]) -> None:
+    def _landed(self, batch: _Batch, write: Write, staged: Staged) -> None:
+        self._count_landed(staged)
         error = staged.exception()
         if error is not None:
             self._fail(batch, error)

@@ -197,7 +197,7 @@ class Publisher:
         self._draining = False
         self._staged = 0
         self._drained: asyncio.Future[None] | None = None
-        self._gathering = Gathering(self._append_gathered, self.meters)
+        self._gathering = Gathering(self._append_gathered, self._landed, self.meters)
 
     def publish(self, who: Principal, topic: str, batch: AnyBatch, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
         route = self.known_route(who, topic)
@@ -238,7 +238,6 @@ class Publisher:
     def _append_gathered(self, writes: Sequence[Write]) -> asyncio.Future[list[Appended]]:
         staged = self._engine.append(writes)
         self._staged += 1
-        staged.add_done_callback(self._landed)
         return staged
 
     def publish_each(
