@@ -138,7 +138,7 @@ UNFINISHED_BYTES_MAX: Final = 512 * MIB
 """Bytes received of unfinished frames, all connections together."""
 UNFINISHED_BYTES_FREE: Final = 64 * KIB
 """An unfinished frame up to this size does not cause a disconnect when the total is exceeded."""
-IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
+IN_FLIGHT_BYTES_MAX: Final = 4 * MIB
 """Published but unacknowledged bytes of one connection. Above this the server stops reading from its socket."""
 SUBSCRIPTIONS_PER_CONNECTION_MAX: Final = 1_024
 

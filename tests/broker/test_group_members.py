@@ -400,7 +400,7 @@ async def test_a_chunk_joins_adjacent_batches(harness: Harness) -> None:
     assert await progress_of(harness) == 3
 
 
-async def test_a_member_that_shares_with_nobody_takes_chunks_beyond_its_credit(harness: Harness) -> None:
+async def test_a_member_without_others_takes_chunks_beyond_its_credit(harness: Harness) -> None:
     await harness.put(*("x" for _ in range(10 * CREDIT_RECORDS)), partition=0)
     alone = _join(harness, "shared", CHUNKS)
     chunk = await alone.take_chunk(5 * CREDIT_RECORDS, 1_000_000)

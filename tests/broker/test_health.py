@@ -9,6 +9,7 @@ import pytest
 from headrace.broker import Broker, Principal
 from headrace.broker.health import supervise
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.topics import LISTED_A_TURN
 from headrace.engine.contract import Batch, Health, HealthReport, HealthState
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
@@ -23,7 +24,23 @@ ANN = Principal("ann")
 async def test_a_broker_that_works_is_healthy() -> None:
     broker = Broker(MemoryEngine(clock=lambda: 1), clock=lambda: 1)
     await broker.open()
-    assert broker.status(ANN).health == broker.health == HealthReport(HealthState.OK)
+    assert (await broker.status(ANN)).health == broker.health == HealthReport(HealthState.OK)
+    await broker.close()
+
+
+async def test_the_status_counts_a_slice_of_the_partitions_in_each_turn() -> None:
+    broker = Broker(MemoryEngine(clock=lambda: 1), clock=lambda: 1)
+    await broker.open()
+    await broker.create_topic(ANN, "t", partitions=2 * LISTED_A_TURN + 1)
+    await broker.publish(ANN, "t", RecordBatch([b"a", b"b"]), partition=2 * LISTED_A_TURN)
+    counting, turns = broker.status(ANN), 1
+    with pytest.raises(StopIteration) as end:
+        while True:
+            counting.send(None)
+            turns += 1
+    status = end.value.value
+    assert (status.topics, status.records, status.written) == (1, 2, 2)
+    assert turns == 3
     await broker.close()
 
 
@@ -63,7 +80,7 @@ async def test_expiry_that_fails_is_shown_and_tried_again(monkeypatch: pytest.Mo
     await broker.open()
     async with asyncio.timeout(300):
         await failed.wait()
-        assert "a defect" in broker.status(ANN).health.problems[0].reason
+        assert "a defect" in (await broker.status(ANN)).health.problems[0].reason
         await recovered.wait()
     assert not failing
     await broker.close()
@@ -101,7 +118,7 @@ async def test_a_broker_starts_with_little_space_and_says_so() -> None:
     disk.room_bytes = 20 * MIB
     broker = Broker(EmbeddedEngine(disk, clock=lambda: 1), clock=lambda: 1)
     await broker.open()
-    assert [problem.step for problem in broker.status(ANN).health.problems] == ["disk space"]
+    assert [problem.step for problem in (await broker.status(ANN)).health.problems] == ["disk space"]
     with pytest.raises(DiskFull):
         await broker.publish(ANN, "kept", RecordBatch([b"x"]))
     await broker.delete_topic(ANN, "gone")

@@ -85,7 +85,7 @@ def test_every_opcode_of_the_specification_is_supported() -> None:
         ("a record above 33,554,404 bytes", RECORD_BYTES_MAX),
         ("holds at most 4 MiB", limits.FLYMQ_FETCH_BYTES_MAX),
         ("256 MiB are read", limits.FLYMQ_SCAN_BYTES_MAX),
-        ("read at most 16 MiB ahead", limits.IN_FLIGHT_BYTES_MAX),
+        ("read at most 4 MiB ahead", limits.IN_FLIGHT_BYTES_MAX),
         ("in the first 64 KiB of a key", flymq_filter.PATTERN_TEXT_BYTES_MAX),
         ("at most 32 MiB decompressed", limits.FLYMQ_PAYLOAD_BYTES_MAX),
         ("Texts have at most 127 bytes", MESSAGE_BYTES_MAX),

@@ -43,7 +43,7 @@ from headrace.broker.reading.waits import Ends, Watermarks
 from headrace.broker.schema_checks import settled
 from headrace.broker.schemas.registry import SchemaRegistry
 from headrace.broker.settings import BrokerSettings, Clock, Later, Timer
-from headrace.broker.topics import Topics
+from headrace.broker.topics import LISTED_A_TURN, Topics
 from headrace.broker.tracing import Tracer, headers_of
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
@@ -498,18 +498,22 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         """Return whether the principal may see the facts of the broker itself: `status`, listeners, connections, disk."""
         return self._authorizer.allows(who, Action.DESCRIBE, "broker", _BROKER)
 
-    def status(self, who: Principal) -> Status:
-        """Return counts over all visible topics, and the health."""
+    async def status(self, who: Principal) -> Status:
+        """Return counts over all visible topics, a slice of their partitions in each turn of the loop, and the health."""
         self._authorizer.check(who, Action.DESCRIBE, "broker", _BROKER)
         topics = self._topics.visible()
-        bounds = [self._engine.bounds(topic.name, partition) for topic in topics for partition in range(topic.partitions)]
-        return Status(
-            uptime_ms=self.uptime_ms,
-            topics=len(topics),
-            records=sum(held.end - held.first for held in bounds),
-            written=sum(held.end for held in bounds),
-            health=self.health,
-        )
+        places = [(topic.name, partition) for topic in topics for partition in range(topic.partitions)]
+        records = written = 0
+        for begin in range(0, len(places), LISTED_A_TURN):
+            if begin:
+                await asyncio.sleep(0)
+            existing = self._engine.topics()
+            for name, partition in places[begin : begin + LISTED_A_TURN]:
+                if name in existing and partition < existing[name].partitions:
+                    bounds = self._engine.bounds(name, partition)
+                    records += bounds.end - bounds.first
+                    written += bounds.end
+        return Status(uptime_ms=self.uptime_ms, topics=len(topics), records=records, written=written, health=self.health)
 
     def traffic(self, who: Principal) -> dict[str, Meter]:
         """Return the traffic by protocol over the topics that this principal may see. Deleted topics count for those who may describe

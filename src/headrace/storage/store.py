@@ -38,7 +38,7 @@ from headrace.storage.opened import OpenedBatches
 from headrace.storage.partition import LogOptions, Partition, Pending, StoreContext
 from headrace.storage.recovery import RecoveryReport, recover
 
-FLUSH_BYTES_MAX: Final = 8 * MIB
+FLUSH_BYTES_MAX: Final = 2 * MIB
 """Size of one flush, which bounds the wait of the next append. A flush always takes at least one append."""
 STAGED_BYTES_MAX: Final = 512 * MIB
 

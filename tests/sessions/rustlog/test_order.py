@@ -175,9 +175,10 @@ async def test_a_flooding_writer_is_not_read_beyond_its_window_of_requests(peer:
 
 
 async def test_a_flooding_writer_is_not_read_beyond_its_window_of_bytes(peer: Peer, disk: Disk) -> None:
-    big = m.Produce("t", 0, [bytes(6 * 1024 * 1024)])
+    size_bytes = IN_FLIGHT_BYTES_MAX * 3 // 8
+    big = m.Produce("t", 0, [bytes(size_bytes)])
     peer.send(frames(*[big] * 5))
-    assert len(disk.staged) == IN_FLIGHT_BYTES_MAX // (6 * 1024 * 1024) + 1
+    assert len(disk.staged) == IN_FLIGHT_BYTES_MAX // size_bytes + 1
     assert peer.wire.pauses == 1
     disk.sync(1)
     await peer.replies(1)

@@ -264,7 +264,7 @@ class GroupConsumer:
                     break
                 lock = self._locks[progress.partition]
                 if progress.buffered and not lock.locked() and self.mode == "shared" and progress.next_due() is None:
-                    self._take_buffered(taking, progress)  # in memory: nobody else can come in between
+                    self._take_buffered(taking, progress)  # in memory: no other member can come in between
                     if progress.buffered or taking.is_full:
                         continue
                 async with lock:

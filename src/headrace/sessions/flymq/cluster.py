@@ -42,7 +42,7 @@ class ClusterHandlers:
         raise InvalidRequest("cannot leave: this broker is the only node of its cluster; stop it instead")
 
     async def status(self, request: ClusterStatus) -> Reply:
-        node, status = self._node, self._broker.status(self._who())
+        node, status = self._node, await self._broker.status(self._who())
         itself = ClusterNode(node.name, node.address, "", "online", "leader", True, duration(status.uptime_ms))
         return ClusterReport(node.cluster, node.name, _TERM, status.written, 1, status.topics, status.records, [itself])
 
