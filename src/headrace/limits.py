@@ -47,7 +47,7 @@ TRANSACTION_BYTES_MAX: Final = 256 * MIB
 TRANSACTIONS_OPEN_MAX: Final = 1_000
 FLYMQ_TRANSACTIONS_MAX: Final = 100
 """Open transactions of one FlyMQ connection, so that one client cannot take all of `TRANSACTIONS_OPEN_MAX`."""
-STAGED_MEMORY_BYTES_MAX: Final = 256 * MIB
+STAGED_MEMORY_BYTES_MAX: Final = 160 * MIB
 """Memory for all stages of exactly-once writers. The rest of the staged records is on disk."""
 STAGES_MAX: Final = 10_000
 """Unpublished stages."""

@@ -30,13 +30,8 @@ _log = logging.getLogger(__name__)
 _QUIET_SECONDS: Final = 5.0
 _CUT_SECONDS: Final = 5.0
 """Time a call may take to end after its connection."""
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES: Final = 64 * MIB
-"""Unused bytes kept at the end of a heap; a few threads share one heap."""
-_HEAP_BYTES_MAX: Final = 8 * MIB
-"""Larger chunks get their own mapping: single records of that size are rare."""
 _RESIDENT_BYTES_MAX: Final = 256 * MIB
-"""Above this, calls with rows return unused memory every second: chunks of many sizes fragment the heaps of several threads."""
+"""Above this, calls with rows return unused memory every second: chunks of many sizes fragment the heap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +65,6 @@ class Endpoint:
     @classmethod
     async def open(cls, host: str, port: int, broker: Broker, access: Access, settings: EndpointSettings) -> Endpoint:
         """Open the endpoint. Raises `OSError` without the cause, which gRPC does not report."""
-        keep_large_chunks()
         bridge = Bridge(asyncio.get_running_loop())
         callers = Callers(bridge, access, settings.principal)
         calls = Calls(FLIGHT_CALLS_MAX, cut=lambda peer: cut(peer, server.port))
@@ -146,19 +140,6 @@ class Endpoint:
             await asyncio.wait_for(gone.wait(), _CUT_SECONDS)
         except TimeoutError:
             pass
-
-
-def keep_large_chunks() -> bool:
-    """Configure the C library to keep memory of the size of batches. Return False if it is not glibc, which is harmless.
-
-    Every chunk that is read or received has a few megabytes and lives for milliseconds. By default the C library returns such chunks to
-    the kernel immediately, and the kernel clears each page again: 0.139 µs per row with the defaults, 0.089 with these settings.
-    """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    return bool(mallopt(_M_MMAP_THRESHOLD, _HEAP_BYTES_MAX)) and bool(mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES))
 
 
 def resident_bytes() -> int:

@@ -25,6 +25,7 @@ from headrace.records import Ack
 from headrace.server.api_keys import configured, read_key
 from headrace.server.config import Config
 from headrace.server.descriptors import raise_file_limit
+from headrace.server.heap import keep_large_chunks
 from headrace.server.kafka import EngineKind
 from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile, notify
@@ -70,6 +71,8 @@ def serve(config: Config, options: ServeOptions, environment: Mapping[str, str])
     set_up_logs(config.logging)
     raise_file_limit()
     sys.setswitchinterval(_SWITCH_SECONDS)
+    if config.listen.flight:
+        keep_large_chunks()
     if not CHECKSUMS_IN_C:
         _log.warning("checksums are slow: about 1 MB/s in Python, because the installed google-crc32c has no extension module")
     make = partial(
