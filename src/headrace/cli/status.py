@@ -81,6 +81,8 @@ def _lines(found: dict[str, Any], address: str) -> Iterator[tuple[str, str]]:
 def _server_lines(server: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "engine" in server:
         yield "engine", f"{server['engine']}, data in {server['data']}, process {server['pid']}"
+    if not server.get("is_coordinator", True):
+        yield "coordinator", f"another broker, at {server.get('coordinator') or 'an unknown address'}"
     if disk := server.get("disk"):
         free, total, headroom = (size_text(disk[name]) for name in ("free_bytes", "total_bytes", "headroom_bytes"))
         yield "disk", f"{free} free of {total}; publishing stops below {headroom}"
