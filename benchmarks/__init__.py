@@ -1,8 +1,9 @@
 """Benchmarks of internals: the storage layer, the Flight endpoint, QUIC and Spark, each beside the ceiling of its library; the cost
-of schemas, transactions and access rules; the lateness of delayed messages; and a client that leaves Nagle's algorithm on.
+of schemas, transactions and access rules; the lateness of delayed messages; one and two brokers on one Kafka; and a client that leaves
+Nagle's algorithm on.
 
-Run one from the project directory as `python -m benchmarks.log`, `.flight`, `.quic`, `.spark`, `.variants`, `.delayed` or `.nagle`. They
-are not part of the wheel.
+Run one from the project directory as `python -m benchmarks.log`, `.flight`, `.quic`, `.spark`, `.variants`, `.delayed`, `.brokers` or
+`.nagle`. They are not part of the wheel.
 """
 
 from __future__ import annotations

@@ -164,6 +164,10 @@ class Server(_Part, frozen=True, kw_only=True):
     engine: str
     capabilities: dict[str, bool | int | str | None] = {}
     """Features of the engine, by name."""
+    is_coordinator: bool = True
+    """False for a broker that shares its log with others and does not own the tables."""
+    coordinator: str = ""
+    """Address of the coordinator, if the log is shared and the address is known."""
     data: str
     disk: Disk
     loop_lag: LoopLag

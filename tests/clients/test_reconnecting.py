@@ -83,13 +83,13 @@ class FakeClient(ReconnectingClient[ClientOptions]):
     def _drop(self, reason: str) -> None:
         self._lost(reason)
 
-    async def ask(self, coordinator: str) -> str:
+    async def ask(self, coordinator: str, named: str = "") -> str:
         """Make a request that only this host serves."""
 
         async def request() -> str:
             await self.opened.wait()
             if self._host != coordinator:
-                raise NotCoordinator(coordinator)
+                raise NotCoordinator(named)
             return self._host
 
         return await self._at_coordinator(request)
@@ -150,11 +150,22 @@ async def test_a_request_that_needs_the_coordinator_moves_on_until_it_is_found()
     client.abandon()
 
 
+async def test_a_request_that_needs_the_coordinator_goes_to_the_address_that_the_broker_names() -> None:
+    ledger = Ledger()
+    ledger.empty.set()
+    client = FakeClient(ledger)
+    client.add_addresses("second", "third")
+    await client._open()
+    assert await client.ask("third", named="third:1") == "third"
+    assert client.tried == ["nowhere", "third"]
+    client.abandon()
+
+
 async def test_a_request_that_needs_the_coordinator_fails_at_once_without_another_address() -> None:
     client = FakeClient(Ledger())
     await client._open()
-    with pytest.raises(NotCoordinator, match="this operation needs the coordinator, which is at elsewhere"):
-        await client.ask("elsewhere")
+    with pytest.raises(NotCoordinator, match="this operation needs the coordinator, which is at elsewhere:1"):
+        await client.ask("elsewhere", named="elsewhere:1")
     assert client.tried == ["nowhere"]
     client.abandon()
 

@@ -269,3 +269,11 @@ async def test_a_subscription_without_settlement_works_on_every_broker(brokers: 
             await publisher.publish(topic, b"live")
         for subscription in subscriptions:
             assert (await anext(subscription)).value == b"live"
+
+
+@pytest.mark.parametrize("which", ["coordinator", "other"])
+def test_the_status_of_a_broker_says_where_the_coordinator_is(brokers: Brokers, which: str) -> None:
+    with FlightClient(Servers.parse(address(getattr(brokers, which), "flight"))) as client:
+        server = client.status().server
+    assert server is not None
+    assert (server.is_coordinator, server.coordinator) == (which == "coordinator", brokers.coordinator.address)

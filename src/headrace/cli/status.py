@@ -90,6 +90,8 @@ def _server_lines(server: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "engine", f"{server['engine']}, data in {server['data']}, process {server['pid']}"
     if capabilities := server.get("capabilities"):
         yield "promises", ", ".join(_promises(capabilities))
+    if not server.get("is_coordinator", True):
+        yield "coordinator", f"another broker, at {server.get('coordinator') or 'an unknown address'}"
     if disk := server.get("disk"):
         free, total, headroom = (size_text(disk[name]) for name in ("free_bytes", "total_bytes", "headroom_bytes"))
         yield "disk", f"{free} free of {total}; publishing stops below {headroom}"

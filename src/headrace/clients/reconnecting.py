@@ -166,7 +166,8 @@ class ReconnectingClient(Publisher, ABC, Generic[_Options]):
             self._others = (*rest, current)
 
     async def _at_coordinator(self, request: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        """Make a request. If the broker refuses it because another one is the coordinator, repeat it at the next address."""
+        """Make a request. If the broker refuses it because another one is the coordinator, repeat it there: at the address that the broker
+        names, if the client knows it, else at the next one."""
         deadline, attempts = self._loop.time() + COORDINATOR_SECONDS, 0
         while True:
             place = self._host, self._port
@@ -175,6 +176,7 @@ class ReconnectingClient(Publisher, ABC, Generic[_Options]):
             except HeadraceError as error:
                 if not self._others or not is_not_coordinator(error) or self._loop.time() >= deadline:
                     raise
+                named = getattr(error, "address", "")
             attempts += 1
             if attempts > len(self._others):
                 await asyncio.sleep(self._options.backoff(attempts - len(self._others)))  # an election may be under way
@@ -184,6 +186,7 @@ class ReconnectingClient(Publisher, ABC, Generic[_Options]):
             except TimeoutError:
                 pass
             if place == (self._host, self._port):  # otherwise another request has moved the client
+                self._others = tuple(sorted(self._others, key=lambda other: f"{other[0]}:{other[1]}" != named))
                 self._progressed()
                 self._drop("the broker is not the coordinator")
 

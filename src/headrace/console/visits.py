@@ -37,6 +37,7 @@ _KINDS: Final[Mapping[str, HTTPStatus]] = {
     "not_authorized": HTTPStatus.FORBIDDEN,
     "login_failed": HTTPStatus.FORBIDDEN,
     "unavailable": HTTPStatus.SERVICE_UNAVAILABLE,
+    "not_coordinator": HTTPStatus.SERVICE_UNAVAILABLE,
     "disk_full": HTTPStatus.SERVICE_UNAVAILABLE,
     "storage_failed": HTTPStatus.SERVICE_UNAVAILABLE,
     "refused_repeatedly": HTTPStatus.SERVICE_UNAVAILABLE,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from headrace import retry as policy
-from headrace.errors import Unavailable
+from headrace.errors import NotCoordinator, Unavailable
 from headrace.retry import TIMEOUT_SECONDS, Backoff, exponential
 from headrace.spark.options import Options
 
@@ -64,6 +64,8 @@ class RetryPolicy:
         """Retry a few times before a query starts: a user is waiting, and the address may be wrong."""
         try:
             return retry(request, give_up=lambda failures, _: failures > self.retries, backoff=self.backoff)
+        except NotCoordinator:
+            raise  # its text names the broker to connect to
         except Unavailable as failure:
             where = ",".join(addresses)
             raise Unavailable(

@@ -48,3 +48,22 @@ def test_a_batch_that_is_written_again_after_both_were_lost_is_in_kafka_once(spa
     with FlightBroker(tmp_path / "second", *engine, listen_flight=address):
         copying.run(topic="out")
     assert values(kafka, "spark.out") == Counter([b"one", b"two", b"three", b"four"])
+
+
+def test_a_query_that_begins_at_a_broker_without_the_tables_goes_on_when_the_coordinator_is_killed(
+    spark: SparkSession, kafka: Cluster, tmp_path: Path
+) -> None:
+    engine = ["--engine", "kafka", "--set", f"kafka.bootstrap={kafka.bootstrap}", "--set", "kafka.prefix=pair."]
+    with FlightBroker(tmp_path / "first", *engine) as first, FlightBroker(tmp_path / "second", *engine) as second:
+        servers = {"kafka.bootstrap.servers": f"{second.address},{first.address}"}
+        with FlightClient(Servers.parse(second.address)) as client:
+            client.create_topic("out", 2)
+        copying = Copying(spark, second, tmp_path)
+        copying.feed("one", "two")
+        copying.feed("three")
+        copying.run(None, topic="out", **servers)
+        first.process.kill()
+        copying.forget(1)
+        copying.feed("four")
+        copying.run(None, topic="out", **servers)
+    assert values(kafka, "pair.out") == Counter([b"one", b"two", b"three", b"four"])
