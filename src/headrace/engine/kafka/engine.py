@@ -11,7 +11,6 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import Final
 
@@ -37,14 +36,15 @@ from headrace.engine.contract import (
 )
 from headrace.engine.each import append_by_partition
 from headrace.engine.kafka.cluster import Cluster, KafkaCounters
-from headrace.engine.kafka.codec import Decoded, sizes_of
+from headrace.engine.kafka.codec import sizes_of
 from headrace.engine.kafka.election import Election
+from headrace.engine.kafka.fetching import Fetches
+from headrace.engine.kafka.following import Followers
 from headrace.engine.kafka.names import CONFIG_NAMES, INTERNAL, Names, from_kafka_config, to_kafka_config, weakness
 from headrace.engine.kafka.offsets import KafkaOffsets, split
 from headrace.engine.kafka.partition import PartitionLog
 from headrace.engine.kafka.settings import KafkaSettings
 from headrace.engine.kafka.writer import Append, LateBatch, Writer
-from headrace.engine.listed import ListedBatch
 from headrace.engine.partition_limits import check_partitions
 from headrace.errors import (
     BrokerError,
@@ -56,19 +56,11 @@ from headrace.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from headrace.limits import FETCH_BYTES_MAX, KIB, MIB
+from headrace.limits import MIB
 from headrace.records import ColumnBatch, RecordBatch
 
 _log = logging.getLogger(__name__)
-_FETCH_BYTES_MIN: Final = 256 * KIB
-_AHEAD_BYTES: Final = 4 * MIB
-"""Kafka cuts the last record batch of an answer, so several fit."""
-_FOLLOW_BYTES: Final = 1 * MIB
-_FOLLOW_WAIT_MS: Final = 300
-_STABLE_WAIT_MS: Final = 100
 _PAUSE_SECONDS: Final = 0.2
-_LINGER_SECONDS: Final = 5.0
-_COMMIT_SECONDS: Final = 0.005
 _CACHE_BYTES_MAX: Final = 128 * MIB
 _SETTINGS_TOPIC: Final = "__topics"
 _SETTINGS_TURNS: Final = 10
@@ -124,12 +116,10 @@ class KafkaEngine:
         self._own: dict[str, _OwnSettings] = {}
         self._own_position = 0
         self._turn = 0
-        self._watched: dict[PartitionLog, None] = {}
         self._missing: set[str] = set()
         """Topics that the last refresh did not find."""
-        self._followers: dict[int, asyncio.Task[None]] = {}
-        self._follow_timer: asyncio.TimerHandle | None = None
-        self._fetches: set[asyncio.Task[int]] = set()
+        self._followers = Followers(self._cluster, self._moved)
+        self._fetches = Fetches(self._cluster, lambda log: self._refresh_bounds([log]))
         self._refreshing: asyncio.Task[None] | None = None
         self._refresh_lock = asyncio.Lock()
         self._is_open = False
@@ -236,22 +226,18 @@ class KafkaEngine:
 
     async def close(self) -> None:
         self._is_open = False
-        if self._follow_timer is not None:
-            self._follow_timer.cancel()
-            self._follow_timer = None
-        running = (self._refreshing, self._taking_over, *self._followers.values(), *self._fetches)
-        tasks = [task for task in running if task is not None]
+        tasks = [task for task in (self._refreshing, self._taking_over) if task is not None]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         self._refreshing = self._taking_over = None
-        self._followers.clear()
+        await self._followers.close()
+        await self._fetches.close()
         await self._end()
         await self._cluster.close()
         self._topics.clear()
         self._logs.clear()
-        self._watched.clear()
 
     # Topics
 
@@ -348,7 +334,7 @@ class KafkaEngine:
             for logs in self._logs.values():
                 for log in logs:
                     log.forget()
-        self._follow()
+        self._followers.follow()
         await self._offsets.refresh()
 
     async def _altered_elsewhere(self) -> set[str]:
@@ -397,7 +383,7 @@ class KafkaEngine:
         self._topics.pop(name, None)
         for log in self._logs.pop(name, ()):
             log.is_gone = True
-            self._watched.pop(log, None)
+            self._followers.forget(log)
             self._writer.topic_gone(log)
             log.wake()
 
@@ -508,7 +494,7 @@ class KafkaEngine:
         logs = self._logs.get(topic, ())
         if not 0 <= partition < len(logs) or not logs[partition].first <= offset < logs[partition].end:
             return None
-        return [*self._cached(logs[partition], offset, bytes_max, records_max)] or None
+        return [*self._fetches.cached(logs[partition], offset, bytes_max, records_max)] or None
 
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
         log = self._find(topic, partition)
@@ -517,83 +503,14 @@ class KafkaEngine:
         if not log.first <= offset <= log.end:
             raise OffsetOutOfRange(wanted=offset, first=log.first, end=log.end)
         if offset == log.end and not log.watchers:
-            self._linger(log)
+            self._followers.linger(log)
         position, end = offset, log.end
         while position < end:
-            found = self._cached(log, position, bytes_max, records_max)
+            found = self._fetches.cached(log, position, bytes_max, records_max)
             if found:
-                return [*found, *await self._coming(log, found, bytes_max, records_max)]
-            position = await self._fetched(log, position, bytes_max)
+                return [*found, *await self._fetches.coming(log, found, bytes_max, records_max)]
+            position = await self._fetches.fetched(log, position, bytes_max)
         return []
-
-    async def _coming(self, log: PartitionLog, found: list[ListedBatch], bytes_max: int, records_max: int) -> list[ListedBatch]:
-        """Return what belongs behind the records in memory, if it is being fetched: a reader of pages gets whole ones."""
-        following = found[-1].next_offset
-        bytes_max -= sum(batch.size_bytes for batch in found)
-        records_max -= sum(map(len, found))
-        if following not in log.fetches or bytes_max < 1 or records_max < 1:
-            return []
-        with contextlib.suppress(BrokerError):  # the next read raises it
-            await self._fetched(log, following, bytes_max)
-        more = log.cached(following, bytes_max, records_max)
-        return more if sum(batch.size_bytes for batch in more) <= bytes_max else []
-
-    def _cached(self, log: PartitionLog, offset: int, bytes_max: int, records_max: int) -> list[ListedBatch]:
-        """Return records in memory, and fetch what their reader will want next: Kafka works while they are encoded and sent."""
-        found = log.cached(offset, bytes_max, records_max)
-        ahead = log.ahead_of(found[-1].next_offset) if found else None
-        if ahead is not None:
-            self._start_fetch(log, ahead, _AHEAD_BYTES // min(4, 1 + len(self._fetches)))
-        return found
-
-    async def _fetched(self, log: PartitionLog, offset: int, bytes_max: int) -> int:
-        """Read from Kafka into the cache, or wait for the fetch that does. Return the offset to continue from."""
-        under_way = log.fetch_of(offset)
-        is_own = under_way is None or offset in log.fetches
-        fetch = under_way or self._start_fetch(log, offset, bytes_max)
-        try:
-            reached = await asyncio.shield(fetch)
-        except asyncio.CancelledError:
-            reader = asyncio.current_task()
-            if fetch.cancelled() and (reader is None or not reader.cancelling()):
-                raise Unavailable("the engine is closing") from None
-            raise
-        except BrokerError:
-            if is_own:
-                raise
-            return offset  # it was about another offset
-        return max(offset, reached)
-
-    def _start_fetch(self, log: PartitionLog, offset: int, bytes_max: int) -> asyncio.Task[int]:
-        fetch = asyncio.get_running_loop().create_task(self._fetch(log, offset, bytes_max))
-        log.fetches[offset] = fetch, bytes_max
-
-        def done(fetch: asyncio.Task[int]) -> None:
-            del log.fetches[offset]
-            self._fetches.discard(fetch)
-            if not fetch.cancelled():
-                fetch.exception()  # readers that wait get it; a later one asks again
-
-        self._fetches.add(fetch)
-        fetch.add_done_callback(done)
-        return fetch
-
-    async def _fetch(self, log: PartitionLog, offset: int, bytes_max: int) -> int:
-        size = min(max(bytes_max, _FETCH_BYTES_MIN), FETCH_BYTES_MAX)
-        answer = await self._cluster.fetch(*log.place, offset, bytes_max=size, wait_ms=_STABLE_WAIT_MS)
-        if log.is_gone or answer.error is kafka_errors.UnknownTopicOrPartitionError:
-            raise UnknownTopic(log.topic)
-        if answer.error is kafka_errors.OffsetOutOfRangeError:
-            await self._refresh_bounds([log])
-            raise OffsetOutOfRange(wanted=offset, first=log.first, end=log.end)
-        if answer.error is not kafka_errors.NoError:
-            raise Unavailable(f"Kafka: {answer.error.__name__} while reading {log.topic!r}")
-        decoded = await Decoded.in_turns(answer.content, answer.aborted, offset)
-        if decoded.batches:
-            log.remember_fetched(min(offset, decoded.batches[0].base_offset), decoded.batches)
-            log.note_size(decoded.batches)
-            return offset
-        return decoded.next_offset  # markers and aborted records only, or not yet stable
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         log = self._find(topic, partition)
@@ -608,76 +525,7 @@ class KafkaEngine:
         return log.end if found is None else max(log.first, min(found, log.end))
 
     def watch(self, topic: str, partition: int, wake: Callable[[], None]) -> Callable[[], None]:
-        log, token = self._find(topic, partition), object()
-        log.watchers[token] = wake
-        if log not in self._watched:
-            self._watched[log] = None
-            self._follow()
-
-        def stop() -> None:
-            log.watchers.pop(token, None)
-            if not log.watchers:
-                self._watched.pop(log, None)
-
-        return stop
-
-    def _linger(self, log: PartitionLog) -> None:
-        """Follow a partition for a while that a client has read to its end: a client that polls asks again soon, and must not wait for
-        the next refresh to see the records of other brokers."""
-        stop = self.watch(log.topic, log.number, lambda: None)
-        asyncio.get_running_loop().call_later(_LINGER_SECONDS, stop)
-
-    # Following
-
-    def _follow(self) -> None:
-        """Start a task for each node that leads a watched partition and has none."""
-        if not self._is_open:
-            return
-        places = self._cluster.by_leader(log.place for log in self._watched)
-        if sum(map(len, places.values())) < len(self._watched) and self._follow_timer is None:
-            # The client library does not know the leader of each partition yet.
-            self._follow_timer = asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._follow_later)
-        for node in places:
-            if node not in self._followers:
-                task = self._followers[node] = asyncio.get_running_loop().create_task(self._follow_node(node))
-                task.add_done_callback(partial(self._followed, node))
-
-    def _follow_later(self) -> None:
-        self._follow_timer = None
-        self._follow()
-
-    def _followed(self, node: int, task: asyncio.Task[None]) -> None:
-        self._followers.pop(node, None)
-
-    async def _follow_node(self, node: int) -> None:
-        """Wait for records of others in the watched partitions of a node, until there is no such partition."""
-        while True:
-            by_place = {log.place: log for log in self._watched}
-            places = self._cluster.by_leader(by_place).get(node)
-            if not places:
-                return
-            try:
-                asked = {place: by_place[place].end for place in places}
-                answers = await self._cluster.follow(node, asked, bytes_max=_FOLLOW_BYTES, wait_ms=_FOLLOW_WAIT_MS)
-            except (kafka_errors.KafkaError, OSError):
-                await asyncio.sleep(_PAUSE_SECONDS)
-                continue
-            moved = []
-            for answer in answers:
-                log = by_place[answer.topic, answer.partition]
-                if answer.error is not kafka_errors.NoError:
-                    await asyncio.sleep(_PAUSE_SECONDS)
-                elif log.is_committing:
-                    await asyncio.sleep(_COMMIT_SECONDS)
-                elif answer.stable_end > log.end:
-                    asked_from = asked[log.place]
-                    if asked_from == log.end:
-                        decoded = Decoded(answer.content, answer.aborted, asked_from)
-                        if decoded.batches:
-                            log.remember(asked_from, decoded.batches)
-                    log.advance(answer.stable_end)
-                    moved.append(log)
-            self._moved(moved)
+        return self._followers.watch(self._find(topic, partition), wake)
 
     async def maintain(self) -> None:
         """Kafka applies retention and compaction by itself."""
