@@ -281,7 +281,15 @@ class KafkaEngine:
     async def delete_topic(self, name: str) -> None:
         if name not in self._topics:
             raise UnknownTopic(name)
-        await self._cluster.delete_topic(self._names.to_kafka(name))
+        logs = self._logs[name]
+        for log in logs:
+            log.is_deleting = True
+        try:
+            await self._writer.finish(logs)
+            await self._cluster.delete_topic(self._names.to_kafka(name))
+        finally:
+            for log in logs:
+                log.is_deleting = False
         async with self._refresh_lock:
             self._drop(name)
         if self._own.pop(name, None) is not None:
@@ -297,6 +305,13 @@ class KafkaEngine:
         if not 0 <= partition < len(logs):
             raise UnknownPartition(topic, partition)
         return logs[partition]
+
+    def _find_open(self, topic: str, partition: int) -> PartitionLog:
+        """Find a partition that takes appends."""
+        log = self._find(topic, partition)
+        if log.is_deleting:
+            raise UnknownTopic(topic)
+        return log
 
     # Refresh
 
@@ -456,7 +471,7 @@ class KafkaEngine:
         size_bytes = 0
         commits = split(writes)
         for write in writes[:-1] if commits else writes:
-            log, batch = self._find(write.topic, write.partition), write.batch
+            log, batch = self._find_open(write.topic, write.partition), write.batch
             if isinstance(batch, (RecordBatch, ColumnBatch)):
                 check_batch(batch)
                 if isinstance(batch, ColumnBatch):
@@ -476,8 +491,8 @@ class KafkaEngine:
             and size_bytes <= found[0][0].batch_bytes_max
         )
         level = Ack.DURABLE
-        if is_plain and ack is not Ack.DURABLE:  # a topic has one level, because producers do not wait for each other
-            level = self._topics[found[0][0].topic].config.ack
+        if is_plain and ack is not Ack.DURABLE and (topic := self._topics.get(found[0][0].topic)) is not None:
+            level = topic.config.ack  # a topic has one level, because producers do not wait for each other
         self._writer.stage(Append(found, future, self._clock(), size_bytes, not is_plain, level, commits))
         return future
 
@@ -487,7 +502,7 @@ class KafkaEngine:
         self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
     ) -> asyncio.Future[AppendedEach]:
         for topic, partition in set(places):
-            self.bounds(topic, partition)  # raises for a place that does not exist
+            self._find_open(topic, partition)  # all of them, before the first append
         return append_by_partition(self.append, places, values, keys)
 
     def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch] | None:

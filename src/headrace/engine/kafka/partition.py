@@ -59,6 +59,8 @@ class PartitionLog:
         self.batch_bytes_max = 1 * MIB
         """`max.message.bytes` of the topic."""
         self.is_gone = False
+        self.is_deleting = False
+        """Whether appends are refused, because the topic is about to be deleted."""
         self.queue: deque[Append] = deque()
         """Appends that are not finished, in call order."""
         self.is_sending = False

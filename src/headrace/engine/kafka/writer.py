@@ -208,6 +208,12 @@ class Writer:
             self._pump(log)
         self._commit_soon()
 
+    async def finish(self, logs: Sequence[PartitionLog]) -> None:
+        """Wait until the appends to these partitions have an outcome, known or not. The client library repeats requests, also after the
+        topic was deleted and another one of its name was created."""
+        if waiting := {append.future for log in logs for append in log.queue}:
+            await asyncio.wait(waiting, timeout=self._deadline_seconds)
+
     def topic_gone(self, log: PartitionLog) -> None:
         """Fail the appends to a partition that was deleted."""
         for append in [append for append in log.queue if not append.is_sent]:
