@@ -181,6 +181,7 @@ BROKER: dict[str, Callable[[World, Broker, Principal, str], Any]] = {
     "check_ready": lambda w, b, who, n: b.check_ready(who, n, [b"x"]),
     "publish": lambda w, b, who, n: b.publish(who, n, RecordBatch([b"x"])),
     "publish_each": lambda w, b, who, n: b.publish_each(who, [n], [b"x"]),
+    "publish_one": lambda w, b, who, n: b.publish_one(who, n, b"x"),
     "read_now": lambda w, b, who, n: b.read_now(who, n, 0, 0, bytes_max=1),
     "fetch": lambda w, b, who, n: b.fetch(who, n, 0, 0, bytes_max=1),
     "check_reads": lambda w, b, who, n: b.check_reads(who, n),
@@ -225,6 +226,7 @@ BROKER_NEEDS = {
     "check_ready": "publish t",
     "publish": "publish t",
     "publish_each": "publish t",
+    "publish_one": "publish t",
     "read_now": "read t",
     "fetch": "read t",
     "check_reads": "read t",
@@ -273,7 +275,7 @@ ABSENT_NEEDS = {
 AS_UNKNOWN: dict[str, type[BrokerError]] = {"cancel_delayed": UnknownMessage, "seal": UnknownStage, "drop_staged": UnknownStage}
 """Methods that answer as if the object did not exist."""
 LISTS = {"topics", "listed", "groups", "dead_letter_counts", "delayed", "delayed_count", "traffic", "writers", "stages"}
-NOT_FOR_USERS = {"open", "close", "maintain", "measure", "access_changed", "may_describe"}
+NOT_FOR_USERS = {"open", "close", "take_over", "check_coordinator", "maintain", "measure", "access_changed", "may_describe"}
 
 
 def test_every_method_of_the_broker_has_a_row() -> None:
