@@ -19,8 +19,9 @@ EVERYTHING = "all extras"
 
 NEEDED = {
     "flight": {"headrace serve --listen-flight", "headrace sql", "headrace pipeline run", "headrace pipeline check",
-               "headrace pipeline archive", "headrace demo", "headrace bench interference", "headrace copy"},
-    "spark": {"headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive", "headrace demo"},
+               "headrace pipeline archive", "headrace demo", "headrace bench interference", "headrace bench spark", "headrace copy"},
+    "spark": {"headrace sql", "headrace pipeline run", "headrace pipeline check", "headrace pipeline archive", "headrace demo",
+              "headrace bench spark"},
     "tables": {"headrace demo"},
     "quic": {"headrace serve --listen-quic", "headrace pub --protocol fujin", "headrace sub --protocol fujin",
              "headrace ping --protocol fujin", "headrace bench publish --protocol fujin", "headrace bench consume --protocol fujin",
@@ -29,7 +30,7 @@ NEEDED = {
     "schemas": {"headrace serve --set traces.endpoint"},
     "metrics": {"headrace serve --listen-http"},
     "otel": {"headrace serve --set traces.endpoint"},
-    "kafka": {"headrace serve --engine kafka"},
+    "kafka": {"headrace serve --engine kafka", "headrace bench spark"},
     "console": {"headrace console", "headrace demo"},
     "bench": {"headrace bench latency", "headrace bench latency --protocol fujin", "headrace bench compare"},
 }  # fmt: skip
