@@ -54,7 +54,7 @@ def test_the_ports_of_the_table_are_the_defaults() -> None:
 
 def test_missing_features_are_named() -> None:
     assert "no replication" in README
-    assert "One\nbroker serves at a time" in README and "Not yet: several brokers that share the load" in README
+    assert "served by one of them" in README and "Not yet: groups spread over several brokers" in README
 
 
 @pytest.mark.parametrize("word", ["door", "lane", "station", "house", "story", "wheel at", "reckon"])
