@@ -185,15 +185,16 @@ class FaultyBroker:
         self.start()
         self.read_all()
 
-    def suffer_at_start(self, *faults: Fault, killed: bool = False) -> State | None:
-        """Inject from the first system call on. Returns the state of the broker, or None if it exited with a one-line error."""
+    def suffer_at_start(self, *faults: Fault, killed: bool = False, settings: Mapping[str, str] | None = None) -> State | None:
+        """Inject from the first system call on, into a broker with these settings. Returns the state of the broker, or None if it exited
+        with a one-line error."""
         if killed:
             self.broker.kill()
         else:
             self.stop()
         trace = self._next_trace()
         said = len(self.output_bytes())
-        self._broker = Broker(self._directory, settings=self._settings, tracer=tracer(trace, faults))
+        self._broker = Broker(self._directory, settings=settings or self._settings, tracer=tracer(trace, faults))
         state: State | None = None
         try:
             self.address = self._broker.wait_ready()
