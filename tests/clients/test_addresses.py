@@ -12,6 +12,7 @@ import pytest
 
 import headrace
 from headrace.clients.options import ClientOptions
+from headrace.clients.stream import _reason_of
 from tests.net.proxy import FaultProxy
 from tests.protocols.peers import API_KEY, PEERS, QUIC, WAIT_SECONDS, Broker, Peer, serving
 
@@ -88,6 +89,12 @@ async def test_a_client_that_loses_one_address_goes_on_with_the_next_without_los
 async def test_if_no_address_serves_the_protocol_the_error_names_each_with_its_reason(away: str) -> None:
     with pytest.raises(headrace.ConnectFailed, match=rf"cannot connect to {away}: .*refused.*; localhost:1: .*refused"):
         await headrace.connect(f"flymq://{away},localhost:1")
+
+
+def test_a_host_whose_addresses_all_refuse_has_one_reason() -> None:
+    of_asyncio = "Multiple exceptions: [Errno {}] Connect call failed ('::1', 1, 0, 0), [Errno 111] Connect call failed ('127.0.0.1', 1)"
+    assert _reason_of(OSError(of_asyncio.format(111))) == "connection refused"
+    assert _reason_of(OSError(of_asyncio.format(101))) == of_asyncio.format(101)
 
 
 async def test_a_refused_login_is_not_tried_at_the_next_address(broker: Broker) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import re
 import ssl
 from collections.abc import Callable
 from typing import Final, cast
@@ -140,4 +142,9 @@ def _reason_of(failure: OSError) -> str:
         return f"the TLS handshake failed: {(failure.reason or str(failure)).lower().replace('_', ' ')}" + (
             "; the port may not use TLS: remove +tls from the scheme of the URL" if is_plain else ""
         )
-    return failure.strerror or str(failure)
+    text = failure.strerror or str(failure)
+    if text.startswith("Multiple exceptions: "):  # one for each address of a host name, and asyncio keeps only their texts
+        numbers = set(map(int, re.findall(r"\[Errno (\d+)\]", text)))
+        if numbers == {errno.ECONNREFUSED}:
+            return "connection refused"
+    return text
