@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 
 import uvloop
 
-from headrace.net.connection import READ_BYTES_A_TURN
+from headrace.net.connection import READ_BYTES_A_TURN, Connection
 from headrace.sessions.contract import Link
 from tests.net.polling import until
 from tests.net.test_listener import Echo, Sessions, listening
@@ -20,8 +21,9 @@ SENT_BYTES = 8 << 20
 class Sink(Echo):
     """Counts its large reads by turn of the loop."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, refill: Callable[[], None]) -> None:
         super().__init__(link)
+        self._refill = refill
         self.turn = self.received_bytes = 0
         self.large_reads: Counter[int] = Counter()
         self.count_turns()
@@ -34,23 +36,33 @@ class Sink(Echo):
     def receive(self, data: bytes) -> None:
         self.received_bytes += len(data)
         self.large_reads[self.turn] += len(data) >= READ_BYTES_A_TURN
+        self._refill()
 
 
 def test_one_turn_of_the_loop_takes_one_large_read_of_a_connection() -> None:
-    """uvloop, because asyncio's own loop reads once in a turn anyway."""
+    """uvloop, because asyncio's own loop reads once in a turn anyway. The peer fills its socket after each read, so that there is always
+    more to read."""
     sinks: list[Sink] = []
-
-    def make(link: Link) -> Sink:
-        sinks.append(Sink(link))
-        return sinks[-1]
+    left = SENT_BYTES
 
     async def run() -> None:
+        def refill() -> None:
+            nonlocal left
+            with suppress(BlockingIOError):
+                while left:
+                    left -= peer.send(bytes(min(left, 1 << 20)))
+
+        def make(link: Link) -> Sink:
+            assert isinstance(link, Connection) and link._transport is not None
+            link._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * READ_BYTES_A_TURN)
+            sinks.append(Sink(link, refill))
+            return sinks[-1]
+
         async with listening([Sessions(make=make).protocol]) as listener:
             with socket.create_connection((listener.host, listener.port)) as peer:
-                sender = threading.Thread(target=peer.sendall, args=(bytes(SENT_BYTES),))
-                sender.start()
+                peer.setblocking(False)
+                refill()
                 await until(lambda: bool(sinks) and sinks[0].received_bytes == SENT_BYTES)
-                sender.join()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(run())
