@@ -275,7 +275,17 @@ ABSENT_NEEDS = {
 AS_UNKNOWN: dict[str, type[BrokerError]] = {"cancel_delayed": UnknownMessage, "seal": UnknownStage, "drop_staged": UnknownStage}
 """Methods that answer as if the object did not exist."""
 LISTS = {"topics", "listed", "groups", "dead_letter_counts", "delayed", "delayed_count", "traffic", "writers", "stages"}
-NOT_FOR_USERS = {"open", "close", "take_over", "check_coordinator", "maintain", "measure", "access_changed", "may_describe"}
+NOT_FOR_USERS = {
+    "open",
+    "close",
+    "take_over",
+    "check_coordinator",
+    "with_new_topics",
+    "maintain",
+    "measure",
+    "access_changed",
+    "may_describe",
+}
 
 
 def test_every_method_of_the_broker_has_a_row() -> None:

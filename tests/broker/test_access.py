@@ -77,7 +77,7 @@ AS_UNKNOWN = {"cancel_delayed", "seal", "drop_staged"}
 """Methods that answer as if the object did not exist."""
 LISTS = {"topics", "listed", "groups", "dead_letter_counts", "delayed", "delayed_count", "traffic", "writers", "stages", "may_describe"}
 """Methods that answer every principal with what it may see."""
-NOT_FOR_USERS = {"open", "take_over", "check_coordinator", "close", "maintain", "measure", "access_changed"}
+NOT_FOR_USERS = {"open", "take_over", "check_coordinator", "with_new_topics", "close", "maintain", "measure", "access_changed"}
 
 
 async def _guarded() -> tuple[Harness, Rules]:

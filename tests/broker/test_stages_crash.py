@@ -105,6 +105,9 @@ class Mortal:
     def topics(self) -> Mapping[str, Topic]:
         return self.engine.topics()
 
+    async def look_for_topic(self, name: str) -> bool:
+        return await self.engine.look_for_topic(name)
+
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
         return await self.engine.read(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
 

@@ -121,6 +121,9 @@ class RemoteEngine:
     def topics(self) -> Mapping[str, Topic]:
         return self.inner.topics()
 
+    async def look_for_topic(self, name: str) -> bool:
+        return await self.inner.look_for_topic(name)
+
     def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
         for write in writes:
             self.inner.bounds(write.topic, write.partition)  # raises for a place that does not exist

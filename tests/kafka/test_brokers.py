@@ -95,6 +95,35 @@ async def topic(brokers: Brokers) -> str:
     return name
 
 
+async def test_a_topic_is_known_to_the_other_broker_as_soon_as_it_is_created(
+    kafka: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Neither broker creates a topic by itself, and each reads those of others at intervals longer than the test."""
+    engine = ("--engine", "kafka", "--set", f"kafka.bootstrap={kafka.bootstrap}", "--set", "kafka.prefix=new.", "--set", "kafka.refresh=1m")
+    arguments = (*engine, "--listen-flight", "127.0.0.1:0", "--set", "topics.auto_create=false")
+
+    async def create(broker: Broker) -> str:
+        name = f"new-{next(NAMES)}"
+        async with flymq(broker) as client:
+            await client.create_topic(name)
+        return name
+
+    with serving(tmp_path_factory.mktemp("first"), *arguments) as first, serving(tmp_path_factory.mktemp("second"), *arguments) as second:
+        for here, there in ((first, second), (second, first)):
+            for writer in VOICES:
+                await write(there, writer, await create(here), [b"a"])
+            for reader in (peer for peer in PEERS if not peer.needs_settlement):
+                topic = await create(here)
+                await write(here, reader, topic, [b"a"])
+                async with following(reader, topic, there) as subscription:
+                    assert (await anext(subscription)).value == b"a"
+            with FlightClient(Servers.parse(address(there, "flight"))) as client:
+                described, written = await create(here), await create(here)
+                assert len((await asyncio.to_thread(client.describe, [described]))[described].partitions) == 1
+                rows = pa.record_batch({"value": [b"a"]}, schema=pa.schema([("value", pa.binary())]))
+                assert (await asyncio.to_thread(client.append, written, [rows])).records == 1
+
+
 @pytest.mark.parametrize("writer, reader", [pytest.param(a, b, id=f"{a}-{b}") for a, b in product(VOICES, VOICES)])
 async def test_each_broker_reads_live_what_the_other_publishes(brokers: Brokers, topic: str, writer: Peer, reader: Peer) -> None:
     """A reader with settlement needs the coordinator: its client knows both addresses and moves on."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -56,6 +56,7 @@ _READABLE_MAX: Final = 65_536
 _BROKER = "headrace"
 """Name of the broker as a resource."""
 _Shown = TypeVar("_Shown")
+_Served = TypeVar("_Served")
 
 
 class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, MeasuringOperations, WriterOperations):
@@ -267,6 +268,16 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         self._check_sees(who, name)
         return self._topics.find(name)
 
+    async def with_new_topics(self, request: Callable[[], Awaitable[_Served]]) -> _Served:
+        """Await the request. If this broker does not know a topic of it, look whether another broker has just created the topic, and await
+        the request again."""
+        try:
+            return await request()
+        except UnknownTopic as unknown:
+            if not await self._engine.look_for_topic(unknown.topic):
+                raise
+            return await request()
+
     async def create_topic(self, who: Principal, name: str, *, partitions: int = 1, config: TopicConfig | None = None) -> Topic:
         """Create a topic. Raises `InvalidTopicName`, `TopicExists`, `LimitExceeded`."""
         self._authorizer.check(who, Action.CREATE, "topic", name)
@@ -276,7 +287,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
     async def ensure_topic(self, who: Principal, name: str) -> Topic:
         """Return the topic. Create it with the defaults if it is missing and `settings.auto_create` allows it, else raise `UnknownTopic`. A
         principal that may neither see nor create the topic gets the same error whether it exists or not."""
-        is_there = name in self._engine.topics()
+        is_there = name in self._engine.topics() or (not self._settings.auto_create and await self._engine.look_for_topic(name))
         if is_there or not (self._settings.auto_create and self._authorizer.allows(who, Action.CREATE, "topic", name)):
             self._check_sees(who, name)
         if is_there:

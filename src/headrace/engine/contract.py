@@ -222,6 +222,10 @@ class Engine(Protocol):
     def topics(self) -> Mapping[str, Topic]:
         """Return a live read-only view."""
 
+    async def look_for_topic(self, name: str) -> bool:
+        """Return whether the topic exists, and is in `topics` from now on, also if another process has just created it. Raises
+        `Unavailable`."""
+
     def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
         """Stage in call order; resolve when the guarantee of `ack` holds (None: the strongest `ack` of the topics).
 

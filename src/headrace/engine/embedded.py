@@ -192,6 +192,9 @@ class EmbeddedEngine:
     def topics(self) -> Mapping[str, Topic]:
         return MappingProxyType(self._topics)
 
+    async def look_for_topic(self, name: str) -> bool:
+        return name in self._topics
+
     async def create_topic(self, name: str, partitions: int, config: TopicConfig, *, internal: bool = False) -> Topic:
         async with self._changing:
             if name in self._topics:

@@ -119,6 +119,9 @@ class MemoryEngine:
     def topics(self) -> Mapping[str, Topic]:
         return MappingProxyType(self._topics)
 
+    async def look_for_topic(self, name: str) -> bool:
+        return name in self._topics
+
     def _new_partition(self) -> _Partition:
         self._numbers += 1
         return _Partition(self._numbers)

@@ -33,7 +33,7 @@ class Actions:
             raise InvalidRequest(f"unknown action {action[:60]!r}; expected one of {', '.join(request.ACTIONS)}")
         wanted = request.decode(body or b"{}", kind, f"body of {action}")
         handler: Callable[[Principal, Any], Any] = getattr(self, f"_{action}")
-        return self._bridge.wait(lambda: handler(who, wanted))
+        return self._bridge.wait(lambda: self._broker.with_new_topics(lambda: handler(who, wanted)))
 
     async def _topics(self, who: Principal, wanted: request.Topics) -> list[str]:
         return await self._names(who)

@@ -7,6 +7,7 @@ import concurrent.futures
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from headrace.broker.broker import Broker
 from headrace.errors import Unavailable
 
 T = TypeVar("T")
@@ -40,6 +41,14 @@ class Bridge:
             return function()
 
         return self.result(self._submit(run()), None)
+
+    def find(self, broker: Broker, function: Callable[[], T]) -> T:
+        """Return the result of a plain function that needs a topic, which another broker may have just created."""
+
+        async def run() -> T:
+            return function()
+
+        return self.wait(lambda: broker.with_new_topics(run))
 
     def result(self, future: concurrent.futures.Future[T], seconds: float | None) -> T:
         try:

@@ -177,7 +177,7 @@ class AppendPut(_PipelinedPut):
     def __init__(self, bridge: Bridge, broker: Broker, who: Principal, schema: pa.Schema, target: Target, window: Window) -> None:
         super().__init__(
             bridge,
-            Splitter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions), broker.placement),
+            Splitter(schema, target, lambda topic: bridge.find(broker, lambda: broker.topic(who, topic).partitions), broker.placement),
             window,
         )
         self._broker, self._who = broker, who
@@ -236,7 +236,7 @@ class StagePut(_PipelinedPut):
     ) -> None:
         super().__init__(
             bridge,
-            Splitter(schema, target, lambda topic: bridge.call(lambda: broker.topic(who, topic).partitions), broker.placement),
+            Splitter(schema, target, lambda topic: bridge.find(broker, lambda: broker.topic(who, topic).partitions), broker.placement),
             window,
         )
         self._broker, self._who, self._stage = broker, who, stage

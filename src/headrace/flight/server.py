@@ -91,7 +91,9 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with self._call(context) as who:
             wanted = _ranges(descriptor)
             schema = stored_schema(check_stored(wanted[0].columns))
-            return self._bridge.wait(lambda: self._info(who, descriptor, wanted[0], len(wanted) > 1, schema))
+            return self._bridge.wait(
+                lambda: self._broker.with_new_topics(lambda: self._info(who, descriptor, wanted[0], len(wanted) > 1, schema))
+            )
 
     async def _info(
         self, who: Principal, descriptor: flight.FlightDescriptor, wanted: Range, whole_topic: bool, schema: pa.Schema
@@ -118,7 +120,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         with self._call(context) as who:
             wanted = decode(ticket.ticket, Range, "ticket")
             columns = check_stored(wanted.columns)
-            bounds = self._bridge.call(lambda: self._checked_bounds(who, wanted))
+            bounds = self._bridge.find(self._broker, lambda: self._checked_bounds(who, wanted))
             start, stop = _bounded(wanted, bounds[0], bounds[1])
             arrows = ArrowBatches(columns, wanted.rows_max)
             reading = _Call(self.calls, context, lambda: who, carries_rows=True)
@@ -176,7 +178,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def _put(self, who: Principal, command: request.Put, schema: pa.Schema) -> Put:
         """Return the put of a command. Permissions are checked before any row is received and decompressed."""
         if command.topic is not None:
-            self._bridge.call(lambda: self._check_may_put(who, command))
+            self._bridge.find(self._broker, lambda: self._check_may_put(who, command))
         if isinstance(command, Append):
             return AppendPut(
                 self._bridge, self._broker, who, schema, Target(command.topic, command.partition, next(self._turns)), self._window

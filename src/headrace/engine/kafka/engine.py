@@ -35,7 +35,7 @@ from headrace.engine.contract import (
     Write,
 )
 from headrace.engine.each import append_by_partition
-from headrace.engine.kafka.cluster import Cluster, KafkaCounters
+from headrace.engine.kafka.cluster import Cluster, KafkaCounters, broker_error
 from headrace.engine.kafka.codec import sizes_of
 from headrace.engine.kafka.election import Election
 from headrace.engine.kafka.fetching import Fetches
@@ -49,6 +49,7 @@ from headrace.engine.partition_limits import check_partitions
 from headrace.errors import (
     BrokerError,
     InvalidRequest,
+    InvalidTopicName,
     NotCoordinator,
     OffsetOutOfRange,
     TopicExists,
@@ -298,6 +299,27 @@ class KafkaEngine:
     def topics(self) -> Mapping[str, Topic]:
         return MappingProxyType(self._topics)
 
+    async def look_for_topic(self, name: str) -> bool:
+        try:
+            kafka_name = self._names.to_kafka(name)
+        except InvalidTopicName:
+            return False
+        # In a task, which the timeouts of the library need.
+        return name in self._topics or await asyncio.get_running_loop().create_task(self._look_for(name, kafka_name))
+
+    async def _look_for(self, name: str, kafka_name: str) -> bool:
+        async with self._refresh_lock:
+            if name not in self._topics:
+                try:
+                    counts = await self._cluster.partition_counts()
+                    if counts.get(kafka_name):
+                        served = self._served(counts)
+                        altered = await self._read_own(served[_SETTINGS_TOPIC]) if _SETTINGS_TOPIC in served else set()
+                        await self._learn({other: served[other] for other in altered | {name} if other in served})
+                except (kafka_errors.KafkaError, OSError) as failure:
+                    raise broker_error(failure) from failure
+        return name in self._topics
+
     def _find(self, topic: str, partition: int) -> PartitionLog:
         logs = self._logs.get(topic)
         if logs is None:
@@ -328,9 +350,7 @@ class KafkaEngine:
     async def _refresh(self) -> None:
         """Read topics, settings and bounds from the cluster."""
         async with self._refresh_lock:
-            counts = await self._cluster.partition_counts()
-            served = {ours: count for name, count in counts.items() if count and (ours := self._names.from_kafka(name)) is not None}
-            served.pop(_ELECTION_TOPIC, None)
+            served = self._served(await self._cluster.partition_counts())
             # The node that was asked may not have heard of a new topic or partition yet: a topic is gone when it is missing twice in a row.
             missing, self._missing = self._missing, self._logs.keys() - served.keys()
             for name in missing & self._missing:
@@ -338,11 +358,7 @@ class KafkaEngine:
                 self.topic_changed(name)
             altered = await self._read_own(served[_SETTINGS_TOPIC]) if _SETTINGS_TOPIC in served else set()
             altered |= await self._altered_elsewhere()
-            changed = {name: count for name, count in served.items() if len(self._logs.get(name, ())) < count or name in altered}
-            if changed:
-                await self._add(changed)
-            for name in changed:
-                self.topic_changed(name)
+            await self._learn({name: count for name, count in served.items() if len(self._logs.get(name, ())) < count or name in altered})
             logs = [log for name, logs in self._logs.items() if name in served for log in logs]
             await self._refresh_bounds(logs, is_patient=False)
         if sum(log.cached_bytes for logs in self._logs.values() for log in logs) > _CACHE_BYTES_MAX:
@@ -351,6 +367,19 @@ class KafkaEngine:
                     log.forget()
         self._followers.follow()
         await self._offsets.refresh()
+
+    def _served(self, counts: Mapping[str, int]) -> dict[str, int]:
+        """Return our names of the cluster's topics, and their partitions."""
+        served = {ours: count for name, count in counts.items() if count and (ours := self._names.from_kafka(name)) is not None}
+        served.pop(_ELECTION_TOPIC, None)
+        return served
+
+    async def _learn(self, changed: Mapping[str, int]) -> None:
+        """Add what others have created or altered."""
+        if changed:
+            await self._add(changed)
+        for name in changed:
+            self.topic_changed(name)
 
     async def _altered_elsewhere(self) -> set[str]:
         """Return the topics whose settings others have changed in Kafka, at every `_SETTINGS_TURNS`th call."""

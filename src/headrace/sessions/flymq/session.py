@@ -286,7 +286,8 @@ class FlyMqSession(BaseSession[Step]):
             if self._dialect is Dialect.SPEC and speaks_sdk(request):
                 self._dialect = Dialect.SDK
             handler = self._handlers.by_type.get(type(request), self._answer_access)
-            self._reply(encode_reply(opcode_of(request), await handler(request), self._dialect))
+            answer = await self._broker.with_new_topics(lambda: handler(request))
+            self._reply(encode_reply(opcode_of(request), answer, self._dialect))
         except BrokerError as error:
             self._broker.meters.refuse("flymq", error.code)
             self._reply(encode_failure(error_reply(error), self._dialect))

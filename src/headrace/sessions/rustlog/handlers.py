@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterator, Sequence
+from functools import partial
 from typing import Final, cast
 
 from headrace.broker.authorizer import Principal
@@ -14,6 +15,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import GroupLag
 from headrace.broker.publishing.published import Outcome
 from headrace.broker.reading.batches import size_bytes
+from headrace.broker.schema_checks import settled
 from headrace.errors import (
     BrokerError,
     InvalidTopicName,
@@ -60,6 +62,19 @@ class RustLogHandlers:
                 return m.Pong()
         try:
             return self._at_once(request)
+        except UnknownTopic:
+            return self._answer_again(dialect, request)
+        except BrokerError as error:
+            return self._failed(dialect, request, error)
+
+    async def _answer_again(self, dialect: Dialect, request: m.Request) -> m.Reply:
+        """Answer a request for a topic that another broker may have just created."""
+
+        async def answer() -> m.Reply:
+            return self._at_once(request)
+
+        try:
+            return await self._broker.with_new_topics(answer)
         except BrokerError as error:
             return self._failed(dialect, request, error)
 
@@ -109,19 +124,26 @@ class RustLogHandlers:
     async def _produce_to_new_topic(self, dialect: Dialect, request: m.Produce) -> m.Reply:
         started_ns = self._context.ticks_ns()
         try:
-            await self._broker.prepare(self._who, request.topic, request.records)
+            await self._prepare(request)
             staged = self._broker.publish(self._who, request.topic, RecordBatch(request.records), partition=request.partition)
             await asyncio.wait((staged,))
         except BrokerError as error:
             return self._failed(dialect, request, error)
         return self.produced(dialect, request, staged, started_ns)
 
+    async def _prepare(self, request: m.Produce) -> None:
+        if self._context.settings.auto_create:
+            await self._broker.prepare(self._who, request.topic, request.records)
+        else:
+            check = partial(self._broker.check_ready, self._who, request.topic, request.records)
+            await self._broker.with_new_topics(lambda: settled(check))
+
     # Fetch
 
     async def fetch(self, dialect: Dialect, request: m.Fetch) -> m.Reply:
         started_ns = self._context.ticks_ns()
         try:
-            reply = await self._read(dialect, request)
+            reply = await self._broker.with_new_topics(lambda: self._read(dialect, request))
         except BrokerError as error:
             return self._failed(dialect, request, error)
         return self._fetched(reply, started_ns)

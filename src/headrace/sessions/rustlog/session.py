@@ -105,8 +105,7 @@ class RustLogSession(BaseSession[Incoming]):
         try:
             outcome = self._handlers.stage(request)
         except BrokerError as error:
-            is_new = isinstance(error, UnknownTopic) and self._context.settings.auto_create
-            if is_new or isinstance(error, SchemaCheckPending):
+            if isinstance(error, UnknownTopic | SchemaCheckPending):
                 if self._owed:
                     return False
                 answer = self._handlers.answer(dialect, request)
