@@ -48,7 +48,7 @@ from headrace.broker.tracing import Tracer, headers_of
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
 from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Placement, Topic, TopicConfig
-from headrace.errors import BrokerError, NotCoordinator, UnknownTopic
+from headrace.errors import BrokerError, UnknownTopic
 from headrace.records import AnyBatch
 
 _DEFAULTS = BrokerSettings()
@@ -171,16 +171,6 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         self._is_coordinator = True
         self._sweep.consider()
         self._schedule_expiry()
-
-    @property
-    def is_coordinator(self) -> bool:
-        """Whether this broker serves the operations that need the owner of the tables."""
-        return self._is_coordinator
-
-    def check_coordinator(self) -> None:
-        """Raises `NotCoordinator`."""
-        if not self._is_coordinator:
-            raise NotCoordinator(self._engine.ownership.coordinator)
 
     async def close(self) -> None:
         """Drain: reject new publishes, end long polls, wait for staged appends, commit settlement progress, close the engine.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from headrace.broker.authorizer import Action, Authorizer, Principal
+from headrace.broker.coordinated import Coordinated
 from headrace.broker.groups.members import GroupConsumers, Member, MemberEntry, SettlementPolicy, Start
 from headrace.broker.groups.membership import Identity, Mode
 from headrace.broker.groups.offsets import GroupLag, Groups
@@ -17,7 +18,7 @@ from headrace.broker.topics import Topics
 from headrace.errors import InvalidRequest
 
 
-class GroupOperations:
+class GroupOperations(Coordinated):
     """Part of `Broker`: each method checks the permission."""
 
     _authorizer: Authorizer
@@ -28,9 +29,6 @@ class GroupOperations:
     meters: Meters
 
     def _check_sees(self, who: Principal, topic: str) -> None:
-        raise NotImplementedError
-
-    def check_coordinator(self) -> None:
         raise NotImplementedError
 
     async def commit(self, who: Principal, group: str, offsets: Mapping[tuple[str, int], int]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from headrace.broker.authorizer import ANONYMOUS, Action, Authorizer, Principal
+from headrace.broker.coordinated import Coordinated
 from headrace.broker.dead_letters.dead_letters import SUFFIX, DeadLetterEntry, DeadLetters, Replayed
 from headrace.broker.dead_letters.moves import Moves
 from headrace.broker.delayed import Delayed, DelayedEntry, Schedule, StagedMessages, Waiting
@@ -19,7 +20,7 @@ from headrace.limits import DEAD_LETTERS_MOVED_MAX, DEAD_LETTERS_REPLAYED_MAX, F
 from headrace.records import Headers, RecordBatch
 
 
-class DeadLetterOperations:
+class DeadLetterOperations(Coordinated):
     """Part of `Broker`."""
 
     _authorizer: Authorizer
@@ -27,13 +28,6 @@ class DeadLetterOperations:
     _publisher: Publisher
     _dead_letters: DeadLetters
     _moves: Moves
-
-    @property
-    def is_coordinator(self) -> bool:
-        raise NotImplementedError
-
-    def check_coordinator(self) -> None:
-        raise NotImplementedError
 
     async def dead_letters(
         self, who: Principal, topic: str, *, records_max: int, bytes_max: int = FETCH_BYTES_MAX, after: str = "", replayed: bool = False
@@ -104,7 +98,7 @@ class DeadLetterOperations:
         return await self._dead_letters.purge(topic)
 
 
-class DelayedOperations:
+class DelayedOperations(Coordinated):
     """Part of `Broker`."""
 
     _authorizer: Authorizer
@@ -112,9 +106,6 @@ class DelayedOperations:
     _publisher: Publisher
     _schedule: Schedule
     _clock: Clock
-
-    def check_coordinator(self) -> None:
-        raise NotImplementedError
 
     async def publish_delayed(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from headrace.broker.authorizer import Action, Authorizer, Principal
+from headrace.broker.coordinated import Coordinated
 from headrace.broker.writers.progress import WriterEntry
 from headrace.broker.writers.stages import Publication, StageEntry, Stages, StageSize
 from headrace.engine.contract import Engine
@@ -17,13 +18,10 @@ _KIND: Final = "writer"
 """Resource kind of a writer in access rules."""
 
 
-class WriterOperations:
+class WriterOperations(Coordinated):
     """Part of `Broker`. `Stages` asks `WriterPermissions` while it works: what a call needs depends on the writer's row and its stages."""
 
     _stages: Stages
-
-    def check_coordinator(self) -> None:
-        raise NotImplementedError
 
     def stage(
         self,
