@@ -146,8 +146,9 @@ async def test_a_callable_run_that_is_refused_takes_the_whole_call_with_it(subje
     too_large = RecordBatch([b"v"], [bytes(limits.KEY_BYTES_MAX + 1)])
     with pytest.raises(RecordTooLarge):
         await subject.engine.append([Write("t", 0, RecordBatch([b"a"])), Write("table", 0, lambda _: too_large)])
-    await subject.put("b")
-    assert await subject.values("t") == [b"b"]
+    async with asyncio.timeout(45):  # Kafka would hide later records for 60 s if the transaction stayed open
+        await subject.put("b")
+        assert await subject.values("t") == [b"b"]
     if subject.engine.capabilities.dense_offsets:
         assert await subject.offsets("t") == [0]
     assert await subject.values("table") == []

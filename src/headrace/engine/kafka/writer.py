@@ -20,6 +20,7 @@ records are: their offsets are counted from the end as last seen.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -407,11 +408,14 @@ class Writer:
             try:
                 await self._write_while_there(producer, appends, written)
             except _Invalid as invalid:
-                await self._drop_transactional()  # the next producer aborts the transaction
+                await self._drop_transactional()
                 self._finish([invalid.append], invalid.error)
                 rest = [append for append in appends if append is not invalid.append]
                 if rest:
                     await self._commit(rest)
+                else:  # Kafka shows readers nothing after the records of an open transaction, which the next producer aborts
+                    with contextlib.suppress(kafka_errors.KafkaError, OSError, BrokerError):
+                        self._transactional = await self._producer(self._transactional_id)
                 return
             commits = [commit for append in appends for commit in append.commits]
             for group, places in self._offsets.to_kafka(commits).items():
