@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from itertools import count, product
 from typing import NamedTuple, cast
@@ -30,6 +30,7 @@ from tests.access.harness import quick_passwords
 from tests.kafka.test_protocols import read_by_kafka
 from tests.protocols.peers import API_KEY, PEERS, QUIC, WAIT_SECONDS, Broker, Peer, serving
 from tests.protocols.test_matrix import values_for, write
+from tests.server.test_handover import OWNED
 
 NAMES = count()
 VOICES = PEERS + QUIC
@@ -156,32 +157,15 @@ async def test_a_key_has_one_partition_and_an_expiry_holds_on_both_brokers(broke
             assert [message.value for message in await client.fetch(name, expired.offset, partition=4)] == [b"kept"]
 
 
-OWNED: dict[str, Callable[[FlyMqClient, str], Awaitable[object]]] = {
-    "commit": lambda client, topic: client.commit(topic, 0, group="g"),
-    "committed": lambda client, topic: client.committed(topic, group="g"),
-    "group": lambda client, topic: client.subscribe(topic, group="g"),
-    "delayed": lambda client, topic: client.publish_delayed(topic, b"x", delay_ms=600_000),
-    "transaction": lambda client, topic: client.transaction().__aenter__(),
-    "user": lambda client, topic: client.create_user(f"user-of-{topic}", "", ["consumer"]),
-    "schema": lambda client, topic: client.register_schema(topic, "json", b'{"type":"integer"}'),
-    "delete": lambda client, topic: client.delete_topic(topic),
-}
-
-
 @pytest.mark.parametrize("operation", OWNED)
-async def test_an_owners_operation_names_the_coordinator_and_succeeds_with_both_addresses(
-    brokers: Brokers, topic: str, operation: str
-) -> None:
+async def test_what_only_the_coordinator_does_succeeds_at_the_other_broker(brokers: Brokers, topic: str, operation: str) -> None:
     async with flymq(brokers.other) as client:
-        with pytest.raises(NotCoordinator) as caught:
-            await OWNED[operation](client, topic)
-        assert caught.value.address == brokers.coordinator.address
-        await client.publish(topic, b"the connection is good")
-    async with flymq(brokers.other, brokers.coordinator) as client:
+        await client.publish(topic, b"at the other broker")
         await OWNED[operation](client, topic)
+        await client.publish("another", b"the connection is good")
 
 
-@pytest.mark.parametrize("peer", [peer for peer in VOICES if peer.protocol in ("rustlog", "blipmq", "fujin")], ids=str)
+@pytest.mark.parametrize("peer", [peer for peer in VOICES if peer.protocol == "fujin"], ids=str)
 async def test_every_protocol_with_owners_operations_refuses_them_in_its_own_form(brokers: Brokers, topic: str, peer: Peer) -> None:
     async def operate(client: headrace.Client) -> None:
         if peer.protocol == "rustlog":
