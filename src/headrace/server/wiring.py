@@ -423,7 +423,14 @@ class Server:
         with needs("listen.flight"):
             from headrace.server.flight import FlightEndpoints
         try:
-            endpoints = FlightEndpoints(self._broker, self._config, self._access, self._connection_limits.flight_connections, self.report)
+            endpoints = FlightEndpoints(
+                self._broker,
+                self._config,
+                self._access,
+                self._connection_limits.flight_connections,
+                self.report,
+                lambda: str(self._coordinator_place("flight") or ""),
+            )
         except OSError as failure:
             raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
         self._flight_calls = endpoints.calls
