@@ -28,7 +28,7 @@ from headrace.flight.client import FlightClient, Servers
 from headrace.kafka_server import Cluster
 from tests.access.harness import quick_passwords
 from tests.kafka.test_protocols import read_by_kafka
-from tests.protocols.peers import API_KEY, PEERS, QUIC, WAIT_SECONDS, Broker, Peer, serving
+from tests.protocols.peers import API_KEY, DIALECTS, PEERS, QUIC, WAIT_SECONDS, Broker, Peer, serving
 from tests.protocols.test_matrix import values_for, write
 from tests.server.test_handover import OWNED
 
@@ -165,28 +165,53 @@ async def test_what_only_the_coordinator_does_succeeds_at_the_other_broker(broke
         await client.publish("another", b"the connection is good")
 
 
-@pytest.mark.parametrize("peer", [peer for peer in VOICES if peer.protocol == "fujin"], ids=str)
-async def test_every_protocol_with_owners_operations_refuses_them_in_its_own_form(brokers: Brokers, topic: str, peer: Peer) -> None:
-    async def operate(client: headrace.Client) -> None:
-        if peer.protocol == "rustlog":
-            await client.commit(topic, 0, group="g")
-        else:
-            await client.subscribe(topic, "earliest" if peer.reads_history else "latest", settlement="auto")
-        if peer.protocol == "fujin":
-            async with client.transaction() as transaction:
-                await transaction.publish(topic, b"in a transaction")
+async def operate(peer: Peer, client: headrace.Client, topic: str) -> None:
+    """Do what needs the coordinator in this protocol."""
+    if peer.protocol == "rustlog":
+        await client.commit(topic, 1, group="g")
+        assert await client.committed(topic, group="g") == 1
+    else:
+        subscription = await client.subscribe(topic, "earliest" if peer.reads_history else "latest", settlement="auto")
+        await client.publish(topic, b"settled")
+        assert (await anext(subscription)).value == b"settled"
+        await subscription.close()
+    if peer.protocol == "fujin":
+        async with client.transaction() as transaction:
+            await transaction.publish(topic, b"in a transaction")
 
+
+@pytest.mark.parametrize("peer", [peer for peer in PEERS + DIALECTS if peer.protocol in ("rustlog", "blipmq")], ids=str)
+async def test_every_tcp_protocol_with_requests_for_the_coordinator_needs_one_address(brokers: Brokers, topic: str, peer: Peer) -> None:
     async with asyncio.timeout(WAIT_SECONDS), connect(peer, brokers.other) as client:
+        await operate(peer, client, topic)
+
+
+async def test_fujin_is_refused_and_succeeds_with_both_addresses(brokers: Brokers, topic: str) -> None:
+    (fujin,) = QUIC
+    async with asyncio.timeout(WAIT_SECONDS), connect(fujin, brokers.other) as client:
         with pytest.raises(HeadraceError, match="this operation needs the coordinator") as caught:
-            await operate(client)
+            await operate(fujin, client, topic)
         assert "not_coordinator" in (getattr(caught.value, "kind", ""), getattr(caught.value, "code", ""))
-    async with asyncio.timeout(WAIT_SECONDS), connect(peer, brokers.other, brokers.coordinator) as client:
-        await operate(client)
+    async with asyncio.timeout(WAIT_SECONDS), connect(fujin, brokers.other, brokers.coordinator) as client:
+        await operate(fujin, client, topic)
 
 
-async def test_flight_at_the_other_broker_appends_and_reads_and_forwards_the_rest(
-    brokers: Brokers, topic: str
-) -> None:
+async def test_a_group_with_a_member_at_each_broker_shares_the_partitions_and_settles(brokers: Brokers) -> None:
+    name = f"both-{next(NAMES)}"
+    async with flymq(brokers.other) as one, flymq(brokers.coordinator) as two:
+        await one.create_topic(name, partitions=4)
+        await known(name, brokers.coordinator)
+        members = [await client.subscribe(name, group="shared", mode="ordered", settlement="auto") for client in (one, two)]
+        for partition in range(4):
+            await one.publish(name, b"%d" % partition, partition=partition)
+        taken = [[(await anext(member)).value for _ in range(2)] for member in members]
+        assert sorted(value for values in taken for value in values) == [b"0", b"1", b"2", b"3"]
+        for member in members:
+            await member.close()
+        assert [await one.committed(name, group="shared", partition=partition) for partition in range(4)] == [1, 1, 1, 1]
+
+
+async def test_flight_at_the_other_broker_appends_and_reads_and_forwards_the_rest(brokers: Brokers, topic: str) -> None:
     here = address(brokers.other, "flight")
     rows = pa.RecordBatch.from_pydict({"value": pa.array([b"1", b"2"], pa.binary())})
 
