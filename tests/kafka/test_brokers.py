@@ -23,7 +23,7 @@ from headrace.clients.flymq.client import FlyMqClient
 from headrace.clients.messages import Settlement, Start
 from headrace.engine.kafka.engine import KafkaEngine
 from headrace.engine.kafka.settings import KafkaSettings
-from headrace.errors import HeadraceError, LoginFailed, NotCoordinator
+from headrace.errors import LoginFailed, NotCoordinator
 from headrace.flight.client import FlightClient, Servers
 from headrace.kafka_server import Cluster
 from tests.access.harness import quick_passwords
@@ -180,20 +180,10 @@ async def operate(peer: Peer, client: headrace.Client, topic: str) -> None:
             await transaction.publish(topic, b"in a transaction")
 
 
-@pytest.mark.parametrize("peer", [peer for peer in PEERS + DIALECTS if peer.protocol in ("rustlog", "blipmq")], ids=str)
-async def test_every_tcp_protocol_with_requests_for_the_coordinator_needs_one_address(brokers: Brokers, topic: str, peer: Peer) -> None:
+@pytest.mark.parametrize("peer", [peer for peer in VOICES + DIALECTS if peer.protocol in ("rustlog", "blipmq", "fujin")], ids=str)
+async def test_every_protocol_with_requests_for_the_coordinator_needs_one_address(brokers: Brokers, topic: str, peer: Peer) -> None:
     async with asyncio.timeout(WAIT_SECONDS), connect(peer, brokers.other) as client:
         await operate(peer, client, topic)
-
-
-async def test_fujin_is_refused_and_succeeds_with_both_addresses(brokers: Brokers, topic: str) -> None:
-    (fujin,) = QUIC
-    async with asyncio.timeout(WAIT_SECONDS), connect(fujin, brokers.other) as client:
-        with pytest.raises(HeadraceError, match="this operation needs the coordinator") as caught:
-            await operate(fujin, client, topic)
-        assert "not_coordinator" in (getattr(caught.value, "kind", ""), getattr(caught.value, "code", ""))
-    async with asyncio.timeout(WAIT_SECONDS), connect(fujin, brokers.other, brokers.coordinator) as client:
-        await operate(fujin, client, topic)
 
 
 async def test_a_group_with_a_member_at_each_broker_shares_the_partitions_and_settles(brokers: Brokers) -> None:

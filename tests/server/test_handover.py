@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 
@@ -24,7 +24,7 @@ from headrace.engine.memory import MemoryEngine
 from headrace.errors import HeadraceError, NotCoordinator
 from headrace.net.counters import NetCounters
 from headrace.net.listener import Listener
-from headrace.net.relay import PREFACE, Place, Relays
+from headrace.net.relay import PREFACE, Place, Relay, Relays
 from headrace.net.tls import Tls
 from headrace.server.config_sources import resolve
 from headrace.server.protocols import Protocols
@@ -114,7 +114,7 @@ class Pair:
         self.owner = Node(engine, mode)
         self.other = Node(cast(Engine, Shared(engine)), mode, wait_seconds)
 
-    async def __aenter__(self) -> Pair:
+    async def __aenter__(self) -> Self:
         await self.owner.open(self._tls)
         await self.other.open()
         self.other.coordinator = self.owner.place
@@ -364,7 +364,7 @@ async def test_a_coordinator_that_does_not_read_stops_its_peer_and_holds_little_
             writer.write(chunk)
             sent += len(chunk)
             await asyncio.sleep(0.001)
-        (relay,) = pair.other.relays._open
+        (relay,) = cast(set[Relay], pair.other.relays._open)
         assert relay._transport is not None
         assert relay._transport.get_write_buffer_size() < 1 << 20 < sent
         writer.transport.abort()

@@ -18,15 +18,15 @@ import asyncio
 import contextlib
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 from headrace import limits
 from headrace.errors import WireError
 from headrace.net.counters import NetCounters
 from headrace.net.tls import TlsRefused, TlsStream
-from headrace.sessions.contract import FramedSession, Handed, Handover, Link, Login
+from headrace.sessions.contract import Handed, Handover, Link, Login
 
 log = logging.getLogger(__name__)
 
@@ -37,20 +37,24 @@ _ANSWER_BYTES_MAX: Final = 64 * limits.KIB
 
 
 class Place(NamedTuple):
-    """Listener of the coordinator, written as `HOST:PORT` or `tls://HOST:PORT`."""
+    """Listener of the coordinator, written as `HOST:PORT`, `tls://HOST:PORT` or `tls://HOST:PORT#FINGERPRINT`."""
 
     host: str
     port: int
     is_encrypted: bool = False
+    fingerprint: str = ""
+    """SHA-256 of a self-signed certificate."""
 
     @classmethod
     def parse(cls, text: str) -> Place | None:
-        host, _, port = text.removeprefix(_TLS).rpartition(":")
-        return cls(host.strip("[]"), int(port), text.startswith(_TLS)) if host and port.isdigit() else None
+        address, _, fingerprint = text.removeprefix(_TLS).partition("#")
+        host, _, port = address.rpartition(":")
+        return cls(host.strip("[]"), int(port), text.startswith(_TLS), fingerprint) if host and port.isdigit() else None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{_TLS if self.is_encrypted else ''}{host}:{self.port}"
+        mark = f"#{self.fingerprint}" if self.fingerprint else ""
+        return f"{_TLS if self.is_encrypted else ''}{host}:{self.port}{mark}"
 
 
 class RelayedLink(Link, Protocol):
@@ -63,8 +67,29 @@ class RelayedLink(Link, Protocol):
     def is_relayed(self) -> bool:
         """Whether another broker relays the connection to this one."""
 
-    def replace_session(self, session: FramedSession) -> None:
-        """End the session and let this one continue."""
+    def replace_session(self, session: Any) -> None:
+        """End the session and let this one continue, which is of the same kind: a `FramedSession` of a connection, a `StreamSession` of a
+        stream."""
+
+
+class AnyRelay(Protocol):
+    """A connection to the coordinator that is logged in."""
+
+    @property
+    def protocol(self) -> str: ...
+
+    @property
+    def place(self) -> Place: ...
+
+    def attach(self, link: RelayedLink, unserved: bytes) -> None:
+        """Take the place of the session."""
+
+    def abort(self, reason: str) -> None:
+        """Close immediately."""
+
+
+Open: TypeAlias = Callable[[str, Place, Login], Awaitable[AnyRelay]]
+"""Connects to the coordinator. Raises `OSError`, `TlsRefused`, and `WireError` if the login is refused."""
 
 
 class Relays:
@@ -85,12 +110,13 @@ class Relays:
     ) -> None:
         self.counters = counters
         self._is_coordinator, self._place_of, self._context, self._wait_seconds = is_coordinator, place_of, context, wait_seconds
-        self._open: set[Relay] = set()
+        self._open: set[AnyRelay] = set()
         self._changed = asyncio.Event()
 
-    def handover(self, protocol: str, link: RelayedLink) -> Handover | None:
-        """Return the handover of a connection. None: its peer is known by a certificate, which only the peer itself can present."""
-        return None if link.identity is not None else partial(self._hand_over, protocol, link)
+    def handover(self, protocol: str, link: RelayedLink, open: Open | None = None) -> Handover | None:
+        """Return the handover of a connection. None: its peer is known by a certificate, which only the peer itself can present. Without
+        `open` the relay is a TCP connection."""
+        return None if link.identity is not None else partial(self._hand_over, protocol, link, open or self._logged_in)
 
     def coordinator_changed(self) -> None:
         """Let the waiting handovers look again, and end the relays to a former coordinator."""
@@ -100,7 +126,7 @@ class Relays:
             if self._place_of(relay.protocol) != relay.place:
                 relay.abort("the coordinator has changed")
 
-    async def _hand_over(self, protocol: str, link: RelayedLink, login: Login, unserved: Callable[[], bytes]) -> Handed:
+    async def _hand_over(self, protocol: str, link: RelayedLink, open: Open, login: Login, unserved: Callable[[], bytes]) -> Handed:
         loop = asyncio.get_running_loop()
         deadline, reason = loop.time() + self._wait_seconds, "the coordinator is not known"
         while not self._is_coordinator():
@@ -112,7 +138,7 @@ class Relays:
             if place is not None:
                 try:
                     async with asyncio.timeout(min(left, limits.RELAY_CONNECT_SECONDS_MAX)):
-                        relay = await self._logged_in(protocol, place, login)
+                        relay = await open(protocol, place, login)
                     try:
                         relay.attach(link, unserved())
                     except BaseException:
@@ -147,12 +173,12 @@ class Relays:
 
     # Called by a relay.
 
-    def entered(self, relay: Relay) -> None:
+    def entered(self, relay: AnyRelay) -> None:
         self._open.add(relay)
         self.counters.relayed += 1
         self.counters.relays_open += 1
 
-    def left(self, relay: Relay) -> None:
+    def left(self, relay: AnyRelay) -> None:
         if relay in self._open:
             self._open.discard(relay)
             self.counters.relays_open -= 1

@@ -408,7 +408,9 @@ class Server:
             from headrace.server.quic import QuicListeners
         now = datetime.datetime.fromtimestamp(self._clock() / 1000, datetime.UTC)
         try:
-            listeners = QuicListeners(self._broker, self._config, self._access, self._net_limits(), self._counters, now=now)
+            listeners = QuicListeners(
+                self._broker, self._config, self._access, self._net_limits(), self._counters, now=now, relays=self._relays
+            )
         except OSError as failure:
             raise CannotListen(f"listen.quic: {failure}") from None
         except ConfigError as failure:
@@ -480,8 +482,9 @@ def places(opened: Iterable[Opened], host: str) -> dict[str, str]:
             continue
         own, _, port = listener.address.rpartition(":")
         name = host or (socket.gethostname() if own in _WILDCARDS else own)
+        mark = f"#{listener.encryption.rpartition(' ')[2]}" if "self-signed" in listener.encryption else ""
         for protocol in listener.protocols:
-            found.setdefault(protocol, f"{'tls://' if listener.encryption else ''}{name}:{port}")
+            found.setdefault(protocol, f"{'tls://' if listener.encryption else ''}{name}:{port}{mark}")
     return found
 
 

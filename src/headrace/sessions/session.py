@@ -289,7 +289,10 @@ class BaseSession(ABC, Generic[Message]):
         """End without a reply to the unserved requests, and return them."""
         if self._ending is not None and self._ending[1]:
             raise WireError(self._ending[0])
-        frames = [self._encode(message), *map(self._encode, self._inbox), self._decoder.held]
+        try:
+            frames = [self._encode(message), *map(self._encode, self._inbox), self._decoder.held]
+        except BrokerError as error:  # a decompressed request may exceed a frame
+            raise WireError(str(error)) from None
         self._flush()
         self._inbox.clear()
         self._is_closed, self._task = True, None  # the task calls this, and must not be cancelled
