@@ -123,6 +123,14 @@ OUTPUT_LOW_WATER_BYTES: Final = 64 * KIB
 """Unsent bytes at which deliveries resume."""
 LINGER_SECONDS_MAX: Final = 5.0
 """Time in which a closed connection must accept its last bytes."""
+RELAY_WAIT_SECONDS_MAX: Final = 10.0
+"""Time in which a request for the coordinator waits for one, before it fails. Another broker takes over within 10 s."""
+RELAY_CONNECT_SECONDS_MAX: Final = 3.0
+"""Time in which the coordinator must accept a connection and its login."""
+RELAY_RETRY_SECONDS: Final = 0.25
+"""Pause after a failed connection to the coordinator."""
+RELAY_BUFFER_BYTES: Final = 64 * KIB
+"""Bytes for the coordinator above which the peer of a relay is not read."""
 ERROR_PAUSE_SECONDS: Final = 0.5
 """Delay before a connection of a protocol without error frames is closed for an error, so that a client that reconnects at once does so
 twice a second. None while half of the connections are in use: the pause keeps a slot."""

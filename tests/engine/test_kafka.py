@@ -219,10 +219,11 @@ async def test_an_engine_that_is_not_the_owner_writes_topics_and_no_tables_until
     gained = asyncio.Event()
     other.ownership.gained = gained.set
     await owner.open()
-    owner.ownership.advertise("owner:9092")
+    owner.ownership.advertise("owner:9092", {"flymq": "tls://inside:9092", "flight": "inside:8815"})
     await other.open()
     assert (owner.ownership.is_owner, other.ownership.is_owner) == (True, False)
     await until(lambda: other.ownership.coordinator == "owner:9092")
+    assert other.ownership.listeners == {"flymq": "tls://inside:9092", "flight": "inside:8815"}
     await owner.create_topic("__table", 1, TopicConfig(), internal=True)
     await other.create_topic("t", 2, TopicConfig(ttl_ms=5_000))
     await until(lambda: owner.topics().get("t") == other.topics()["t"])

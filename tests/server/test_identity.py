@@ -13,13 +13,14 @@ from headrace.net.protocol import Peer
 from headrace.server.config_sources import resolve
 from headrace.server.protocols import Protocols
 from headrace.server.wiring import access_of
+from headrace.sessions.contract import FramedSession
 from tests.protocols.strain import PROTOCOLS, TOPIC
 
 
 class Caller:
     """A peer that discards its output."""
 
-    peer, local, unsent_bytes, has_peer_left = "127.0.0.1:1", "127.0.0.1:9092", 0, False
+    peer, local, unsent_bytes, has_peer_left, is_relayed = "127.0.0.1:1", "127.0.0.1:9092", 0, False, False
 
     def __init__(self, identity: str | None) -> None:
         self.identity = identity
@@ -34,6 +35,8 @@ class Caller:
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
+
+    def replace_session(self, session: FramedSession) -> None: ...
 
 
 def clock() -> int:

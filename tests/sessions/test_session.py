@@ -40,7 +40,7 @@ class Wire:
 
 
 class ByteDecoder:
-    held_bytes = 0
+    held_bytes, held = 0, b""
 
     def feed(self, chunk: bytes, /) -> Iterable[str]:
         for letter in chunk.decode():

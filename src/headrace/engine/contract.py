@@ -174,12 +174,16 @@ class Ownership:
     and then stays True until `lost`."""
     coordinator: str = ""
     """Address of the owner, as it was given to its engine; empty if unknown."""
+    listeners: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of the owner by protocol, for other processes."""
+    moved: Callable[[], None] = lambda: None
+    """Called on the loop when the addresses of the owner have changed. The server sets it."""
     gained: Callable[[], None] = lambda: None
     """Called on the loop when this process becomes the owner after `open`. The broker sets it."""
     lost: Callable[[], None] = lambda: None
     """Called on the loop when another process has become the owner. The log refuses further writes to the tables. The server sets it."""
-    advertise: Callable[[str], None] = lambda address: None
-    """Takes the address of this process, for the others. The engine sets it."""
+    advertise: Callable[[str, Mapping[str, str]], None] = lambda address, listeners: None
+    """Takes the addresses of this process, for the others. The engine sets it."""
 
 
 class Engine(Protocol):

@@ -21,6 +21,7 @@ from headrace.broker.overview import Report
 from headrace.flight.bridge import Bridge
 from headrace.flight.calls import Calls
 from headrace.flight.connections import ConnectionLimits, ConnectionWatch
+from headrace.flight.forwarding import Connected, Forwarding
 from headrace.flight.login import MIDDLEWARE, Callers, LoginMiddleware, OpenHandshake
 from headrace.flight.server import FlightServer
 from headrace.flight.sockets import cut, cut_all
@@ -48,6 +49,8 @@ class EndpointSettings:
     connections: ConnectionLimits = ConnectionLimits()
     report: Report = dict
     """Returns the facts of the server process."""
+    forwarding: Forwarding | None = None
+    """Passes calls on to another broker that is the coordinator."""
 
 
 class Endpoint:
@@ -66,7 +69,15 @@ class Endpoint:
     async def open(cls, host: str, port: int, broker: Broker, access: Access, settings: EndpointSettings) -> Endpoint:
         """Open the endpoint. Raises `OSError` without the cause, which gRPC does not report."""
         bridge = Bridge(asyncio.get_running_loop())
-        callers = Callers(bridge, access, settings.principal)
+        callers = Callers(bridge, access, settings.principal, lambda: not broker.is_coordinator)
+
+        def coordinator(context: flight.ServerCallContext) -> Connected | None:
+            sent = context.get_middleware(MIDDLEWARE)
+            if settings.forwarding is None or broker.is_coordinator or (context.peer_identity() and not sent.bearer):
+                return None  # only the caller itself can present its certificate
+            login = callers.login(sent.bearer)
+            return settings.forwarding.ready(sent.bearer, login, lambda: broker.is_coordinator, may_connect=not sent.is_forwarded)
+
         calls = Calls(FLIGHT_CALLS_MAX, cut=lambda peer: cut(peer, server.port))
         scheme, options = "grpc+tcp", dict[str, Any](middleware={MIDDLEWARE: LoginMiddleware(callers, calls)})
         if settings.certificate:
@@ -78,7 +89,7 @@ class Endpoint:
         shown = f"[{host}]" if ":" in host else host
         try:
             server = await asyncio.to_thread(
-                FlightServer, f"{scheme}://{shown}:{port}", broker, bridge, callers.who, calls, settings.report, **options
+                FlightServer, f"{scheme}://{shown}:{port}", broker, bridge, callers.who, calls, settings.report, coordinator, **options
             )
         except (OSError, ValueError, flight.FlightError) as failure:
             raise OSError(errno.EADDRINUSE, str(failure)) from None

@@ -39,6 +39,7 @@ from headrace.errors import BrokerError, LoginFailed
 from headrace.flight.bridge import Bridge
 from headrace.flight.calls import Call, Calls
 from headrace.flight.errors import flight_error
+from headrace.flight.forwarding import FORWARDED
 from headrace.flight.sockets import address_of
 from headrace.limits import (
     FLIGHT_LOGIN_PENDING_SECONDS_MAX,
@@ -104,12 +105,16 @@ class PendingLogins:
         self._lock = threading.Lock()
 
     def give(self, name: str, password: str) -> str:
-        token, now = secrets.token_urlsafe(_TOKEN_BYTES), self._clock()
+        token = secrets.token_urlsafe(_TOKEN_BYTES)
+        self.keep(token, name, password, FLIGHT_LOGIN_PENDING_SECONDS_MAX)
+        return token
+
+    def keep(self, token: str, name: str, password: str, seconds: float) -> None:
+        now = self._clock()
         with self._lock:
-            self._by_token[token] = _Pending(name, password, now + FLIGHT_LOGIN_PENDING_SECONDS_MAX)
+            self._by_token[token] = _Pending(name, password, now + seconds)
             while len(self._by_token) > self._count_max or next(iter(self._by_token.values())).expires <= now:
                 self._by_token.popitem(last=False)
-        return token
 
     def find(self, token: str) -> _Pending | None:
         with self._lock:
@@ -124,11 +129,14 @@ class PendingLogins:
 class Callers:
     """Authenticator of calls."""
 
-    def __init__(self, bridge: Bridge, access: Access, otherwise: str) -> None:
+    def __init__(self, bridge: Bridge, access: Access, otherwise: str, keeps_passwords: Callable[[], bool] = lambda: False) -> None:
+        self._keeps_passwords = keeps_passwords
         self._bridge, self._access = bridge, access
         self._default = Principal(otherwise, PROTOCOL)
         self.tokens = Tokens()
         self.pending = PendingLogins()
+        self._verified = PendingLogins(count_max=FLIGHT_TOKENS_MAX)
+        """Passwords of valid tokens, to log in at the coordinator. Kept only by a broker that is not the coordinator."""
         self._keys = Tokens()
         """Recently verified API keys, by their hash and the address of the caller."""
 
@@ -172,8 +180,15 @@ class Callers:
                 pending.expires = 0.0
                 raise
             self.tokens.keep(token, who, FLIGHT_TOKEN_SECONDS_MAX)
+            if self._keeps_passwords():
+                self._verified.keep(token, pending.name, pending.password, FLIGHT_TOKEN_SECONDS_MAX)
             self.pending.forget(token)
             return who
+
+    def login(self, bearer: str) -> tuple[str, str] | None:
+        """Return the user and the password of a token; None for an API key or no credentials."""
+        found = self._verified.find(bearer)
+        return None if found is None else (found.name, found.password)
 
     def _key_owner(self, text: str, address: str) -> Principal | None:
         if not self._access.is_enforced:
@@ -209,9 +224,11 @@ def _is_address(name: str) -> bool:
 class _Credentials(flight.ServerMiddleware):  # type: ignore[misc]  # pyarrow has no types
     """Credentials of one call. `call` is its entry in `Calls`; None for a handshake."""
 
-    def __init__(self, calls: Calls, call: Call | None, bearer: str = "", given: str = "") -> None:
+    def __init__(self, calls: Calls, call: Call | None, bearer: str = "", given: str = "", *, is_forwarded: bool = False) -> None:
         self._calls, self.call = calls, call
         self.bearer, self._given = bearer, given
+        self.is_forwarded = is_forwarded
+        """Whether another broker passes the call on."""
 
     def sending_headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self._given}"} if self._given else {}
@@ -235,7 +252,8 @@ class LoginMiddleware(flight.ServerMiddlewareFactory):  # type: ignore[misc]  # 
                 return _Credentials(self._calls, None, bearer, given)
             is_opening = info is not None and info.method in (flight.FlightMethod.DO_PUT, flight.FlightMethod.DO_EXCHANGE)
             is_admin = bool(bearer) and self._callers.is_admin(bearer, is_opening=is_opening)
-            return _Credentials(self._calls, self._calls.arrive(is_opening=is_opening, is_admin=is_admin), bearer, given)
+            call = self._calls.arrive(is_opening=is_opening, is_admin=is_admin)
+            return _Credentials(self._calls, call, bearer, given, is_forwarded=FORWARDED in map(str.lower, headers))
         except BrokerError as error:
             raise flight_error(error) from None
 

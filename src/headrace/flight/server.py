@@ -22,12 +22,13 @@ from pyarrow import flight
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.overview import Report
-from headrace.errors import BrokerError, InvalidRequest, OffsetOutOfRange, UnknownTopic
+from headrace.errors import BrokerError, InvalidRequest, NotCoordinator, OffsetOutOfRange, UnknownTopic
 from headrace.flight import request
 from headrace.flight.actions import Actions
 from headrace.flight.bridge import Bridge
 from headrace.flight.calls import Call, Calls
 from headrace.flight.errors import flight_error
+from headrace.flight.forwarding import ABANDONED, Connected
 from headrace.flight.login import MIDDLEWARE
 from headrace.flight.puts import AppendPut, Handles, LettersPut, Put, StagePut, window_bytes
 from headrace.flight.reading import ArrowBatches, below
@@ -43,7 +44,8 @@ _ENDPOINT_ROWS_MIN: Final = 100_000
 
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
-    """The server. `who` returns the user of a call; the middleware counts `calls`."""
+    """The server. `who` returns the user of a call; the middleware counts `calls`. `coordinator` returns a connection on which a call is
+    passed on to another broker; None if this one serves it."""
 
     def __init__(
         self,
@@ -53,9 +55,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         who: Callable[[flight.ServerCallContext], Principal],
         calls: Calls,
         report: Report = dict,
+        coordinator: Callable[[flight.ServerCallContext], Connected | None] = lambda context: None,
         **options: Any,
     ) -> None:
-        self._broker, self._bridge, self._who = broker, bridge, who
+        self._broker, self._bridge, self._who, self._coordinator = broker, bridge, who, coordinator
         self._actions = Actions(broker, bridge, report)
         self._turns = itertools.count()
         self._handles = Handles()
@@ -164,16 +167,27 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         writer: flight.FlightMetadataWriter,
     ) -> None:
         call = self._call(context, carries_rows=True)
-        with call as who, self._put(who, _command(descriptor), reader.schema) as put:
-            for chunk in call.received(reader):
-                put.take(chunk)
-            if context.is_cancelled():  # the rows of a disconnected caller end like complete ones
-                raise _gone()
-            answer = encode(put.finish())
+        with call as who:
+            command = _command(descriptor)
+            coordinator = None if isinstance(command, Append) else self._coordinator(context)
+            if coordinator is not None:
+                answer = coordinator.put(descriptor, reader.schema, self._rows_of(context, call, reader))
+            else:
+                with self._put(who, command, reader.schema) as put:
+                    for chunk in self._rows_of(context, call, reader):
+                        put.take(chunk)
+                    answer = encode(put.finish())
             try:
                 writer.write(answer)
             except OSError:
                 raise _gone() from None
+
+    def _rows_of(
+        self, context: flight.ServerCallContext, call: _Call, reader: flight.MetadataRecordBatchReader
+    ) -> Iterator[pa.RecordBatch]:
+        yield from call.received(reader)
+        if context.is_cancelled():  # the rows of a disconnected caller end like complete ones
+            raise _gone()
 
     def _put(self, who: Principal, command: request.Put, schema: pa.Schema) -> Put:
         """Return the put of a command. Permissions are checked before any row is received and decompressed."""
@@ -220,7 +234,13 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> Iterator[bytes]:
         with self._call(context) as who:
             body = b"" if action.body is None else action.body.to_pybytes()
-            return iter([encode(self._actions.answer(who, action.type, body))])
+            try:
+                return iter([encode(self._actions.answer(who, action.type, body))])
+            except NotCoordinator:
+                coordinator = self._coordinator(context)
+                if coordinator is not None:
+                    return iter(coordinator.act(action))
+                return iter([encode(self._actions.answer(who, action.type, body))])
 
     def _call(self, context: flight.ServerCallContext, *, carries_rows: bool = False) -> _Call:
         return _Call(self.calls, context, lambda: self._who(context), carries_rows=carries_rows)
@@ -254,13 +274,15 @@ class _Call:
         while True:
             self._call.peers_turn()
             try:
-                batch = reader.read_chunk().data
+                batch, metadata = reader.read_chunk()
             except StopIteration:
                 return
             except pa.ArrowException as failure:
                 raise InvalidRequest(f"the rows of a put cannot be read: {str(failure)[:200]}") from None
             finally:
                 self._call.our_turn()
+            if metadata is not None and metadata.to_pybytes() == ABANDONED:
+                raise _gone()
             if batch is not None:
                 yield batch
 

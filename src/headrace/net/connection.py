@@ -23,6 +23,7 @@ from typing import Final, Protocol, cast
 from headrace import limits
 from headrace.net.counters import AdmissionLimits, NetCounters, Slot, admit, log_in
 from headrace.net.protocol import ServedProtocol, Sniff, choose
+from headrace.net.relay import PREFACE
 from headrace.net.tls import HANDSHAKE_BYTE, HANDSHAKE_FAILURE, Tls, TlsRefused, TlsStream
 from headrace.sessions.contract import FramedSession
 
@@ -129,7 +130,9 @@ class Connection(asyncio.Protocol):
         """None: the connection was rejected."""
         self._user: str | None = None
         """The user for whom the connection is counted."""
-        self._is_logged_in = self._is_admin = False
+        self._is_logged_in = self._is_admin = self._is_draining = False
+        self.is_relayed = False
+        """Whether another broker relays the connection to this one."""
         self._first = b""
         self._protocol: ServedProtocol | None = None
         self._session: FramedSession | None = None
@@ -388,12 +391,21 @@ class Connection(asyncio.Protocol):
 
     def drain(self) -> None:
         """Let the session finish its requests and close."""
+        self._is_draining = True
         if self._session is None:
             self.close("draining", error=False)
         elif self._reason is None:
             self._session.closing()
         elif self._is_pausing:
             self._shut_down()
+
+    def replace_session(self, session: FramedSession) -> None:
+        assert self._session is not None, "a session hands its connection over"
+        before, self._session = self._session, session
+        before.lost()
+        self._count_unfinished(0)
+        if self._peer_finished or self._is_draining:
+            session.closing()
 
     def check_frame(self, seconds: float) -> None:
         """Close the connection if the same frame was incomplete at the last check, `seconds` ago, and has grown too slowly."""
@@ -451,14 +463,26 @@ class Connection(asyncio.Protocol):
 
     def _deliver(self, data: bytes) -> None:
         if self._session is None:
-            data = self._first + data
-            self._enter_protocol(data)
+            data = self._without_preface(self._first + data)
+            if data:
+                self._enter_protocol(data)
         if self._session is not None and self._reason is None:
             self._received_bytes += len(data)
             self._session.receive(data)
             held_bytes = self._session.held_bytes
             if held_bytes or self._held_bytes:
                 self._count_unfinished(held_bytes)
+
+    def _without_preface(self, first: bytes) -> bytes:
+        """Return the first bytes of the protocol, none if they are still to come."""
+        self._first = b""
+        if first.startswith(PREFACE):
+            self.is_relayed = True
+            return first[len(PREFACE) :]
+        if PREFACE.startswith(first):
+            self._first = first
+            return b""
+        return first
 
     def _count_unfinished(self, held_bytes: int) -> None:
         """Update the sum of incomplete frames. Above the limit, close the connection if it adds to a large one."""

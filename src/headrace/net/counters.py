@@ -241,6 +241,9 @@ class NetCounters:
     """Times that reading paused because a peer sent faster than the broker could write, or did not read its replies."""
     accept_pauses: int = 0
     """Times that accepting paused because file descriptors or memory were exhausted."""
+    relayed: int = 0
+    """Connections that were handed over to the coordinator."""
+    relays_open: int = 0
     reserved_open: int = 0
     """Open connections in the reserve for administrators."""
     unfinished_bytes: int = 0

@@ -23,6 +23,13 @@ class Peer(WatchedLink, Protocol):
     def local(self) -> str:
         """The local address of the connection."""
 
+    @property
+    def is_relayed(self) -> bool:
+        """Whether another broker relays the connection to this one."""
+
+    def replace_session(self, session: FramedSession) -> None:
+        """End the session and let this one continue."""
+
     def logged_in(self, user: str, *, is_admin: bool) -> str | None:
         """Count the connection for this user after a login. Return the reason for closing it, or None."""
 

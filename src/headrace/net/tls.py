@@ -128,12 +128,14 @@ def _reason(failure: Exception) -> str:
 
 
 class TlsStream:
-    """The server side of one connection. Send the result of `take` after each call."""
+    """One side of a connection: the server's, or with the name of a server that of its client, which begins with `receive(b"")`. Send the
+    result of `take` after each call."""
 
-    def __init__(self, context: ssl.SSLContext) -> None:
+    def __init__(self, context: ssl.SSLContext, server_name: str | None = None) -> None:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
-        self._certificate_required = context.verify_mode is ssl.CERT_REQUIRED
+        is_server = server_name is None
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server, server_hostname=server_name)
+        self._certificate_required = is_server and context.verify_mode is ssl.CERT_REQUIRED
         self.is_open = False
         """The handshake is done."""
         self.is_finished = False

@@ -178,6 +178,12 @@ class Tls:
         "The CA certificates (PEM) that sign client certificates. When set, every client must present a certificate, and its name "
         "(the first URI or DNS name, else the common name) is the user name.",
     )
+    ca: str = setting(
+        Reference("the path of a file"),
+        "",
+        "The CA certificates (PEM) that sign those of the other brokers on one Kafka, for connections to the coordinator. Without it, "
+        "those of the system.",
+    )
     optional: bool = setting(
         Flag(), False, "Allow peers on this machine (loopback) to connect without TLS on the same addresses. All others still need it."
     )

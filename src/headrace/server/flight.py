@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace.access.access import Access
@@ -11,6 +12,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.overview import Report
 from headrace.flight.connections import ConnectionLimits
 from headrace.flight.endpoint import Endpoint, EndpointSettings
+from headrace.flight.forwarding import Forwarding
 from headrace.server.config import Config
 
 
@@ -20,7 +22,10 @@ class FlightEndpoints:
     gRPC keeps the certificates it was started with and selects the TLS version itself (1.2 or 1.3).
     """
 
-    def __init__(self, broker: Broker, config: Config, access: Access, connections_max: int, report: Report) -> None:
+    def __init__(
+        self, broker: Broker, config: Config, access: Access, connections_max: int, report: Report, coordinator: Callable[[], str]
+    ) -> None:
+        """`coordinator` returns the endpoint of another broker that is the coordinator, as `HOST:PORT` or `tls://HOST:PORT`."""
         self._broker, self._access = broker, access
         self._opened: list[Endpoint] = []
         chosen = config.tls
@@ -30,6 +35,7 @@ class FlightEndpoints:
             key=_content(chosen.key),
             client_ca=_content(chosen.client_ca),
             report=report,
+            forwarding=Forwarding(lambda: location(coordinator()), _content(chosen.ca)),
             connections=ConnectionLimits(connections_max, config.limits.connections_per_ip),
         )
 
@@ -54,6 +60,12 @@ class FlightEndpoints:
         for one in calls:
             refused.update(one.refused)
         return sum(one.under_way for one in calls), sum(one.begun for one in calls), refused
+
+
+def location(place: str) -> str:
+    """Return the URL of a listener; empty for none."""
+    encrypted = place.removeprefix("tls://")
+    return "" if not place else f"grpc+tls://{encrypted}" if encrypted != place else f"grpc+tcp://{place}"
 
 
 def _content(path: str) -> bytes:

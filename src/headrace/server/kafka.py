@@ -62,6 +62,12 @@ class Kafka:
     refresh: int = setting(
         Duration(100, 60_000), "1s", "How often the broker reads topics, settings and offsets that other Kafka clients change."
     )
+    advertise: str = setting(
+        Reference("a host name or an address", r"[^\s\0=/]{1,255}"),
+        "",
+        "The host under which the other brokers on this Kafka reach the listeners of this one. Default: the address of the listener, or "
+        "the name of this machine if it listens on all addresses.",
+    )
     tls: bool = setting(Flag(), False, "Connect to Kafka with TLS.")
     tls_ca: str = setting(Reference(_FILE), "", "The certificates that sign those of the Kafka nodes. Without it, those of the system.")
     tls_certificate: str = setting(Reference(_FILE), "", "The client certificate for Kafka, with kafka.tls_key.")

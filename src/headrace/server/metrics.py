@@ -148,6 +148,8 @@ class MetricsCollector(Collector):
         yield _gauge("headrace_connections_open", "Open connections.", net.open)
         yield _gauge("headrace_connections_max", "Limit of open connections.", self._sources.connections_max)
         yield _counter("headrace_connections_accepted", "Connections accepted.", net.accepted)
+        yield _gauge("headrace_relays_open", "Open connections that the coordinator serves, which is another broker.", net.relays_open)
+        yield _counter("headrace_connections_relayed", "Connections handed over to the coordinator.", net.relayed)
         rejected = [((reason,), count) for reason, count in list(net.rejected.items())]
         yield _counters("headrace_connections_rejected", "Connections closed with an error, by reason.", ["reason"], rejected)
         yield _counter("headrace_received_bytes", "Bytes received from peers.", net.bytes_in)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from headrace.access.access import Access
 from headrace.access.administration import Caller
@@ -17,6 +17,7 @@ from headrace.broker.overview import Report
 from headrace.engine.contract import Engine
 from headrace.limits import ERROR_PAUSE_SECONDS, OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.net.protocol import Peer, ServedProtocol
+from headrace.net.relay import Relays
 from headrace.server.config import TCP_PROTOCOLS, Config
 from headrace.server.settings import AccessMode
 from headrace.sessions.blipmq.keys import api_keys
@@ -29,6 +30,7 @@ from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.cluster import Node
 from headrace.sessions.flymq.session import FlyMqSession, FlyMqSettings
 from headrace.sessions.rustlog.session import RustLogContext, RustLogSession, RustLogSettings
+from headrace.sessions.session import BaseSession
 from headrace.sessions.turns import Turns
 from headrace.wire import blipmq, figg, flymq, rustlog
 
@@ -43,7 +45,8 @@ def login_protocols(config: Config) -> frozenset[str]:
 class Protocols:
     """The TCP protocols of a broker. Open after the broker, close before it.
 
-    `blipmq_keys` maps API keys to their owners. `report` returns the facts of the server for `headrace status`.
+    `blipmq_keys` maps API keys to their owners. `report` returns the facts of the server for `headrace status`. `relays` pass connections
+    on to another broker that is the coordinator.
     """
 
     def __init__(
@@ -56,8 +59,9 @@ class Protocols:
         clock: Callable[[], int],
         blipmq_keys: Mapping[str, str],
         report: Report = dict,
+        relays: Relays | None = None,
     ) -> None:
-        self._report = report
+        self._report, self._relays = report, relays
         self._broker, self._config, self._access = broker, config, access
         self._turns = Turns()
         self._subscriptions = Subscriptions(broker, SubscriptionBook(engine, "blipmq"), clock=clock, settings=_blipmq_settings(config))
@@ -105,7 +109,8 @@ class Protocols:
 
         def enter(peer: Peer) -> FramedSession:
             who = self._who(peer, "rustlog", principal)
-            return RustLogSession(peer, self._broker, who, commons, lambda: self._access.allows_anything(who.name))
+            session = RustLogSession(peer, self._broker, who, commons, lambda: self._access.allows_anything(who.name))
+            return self._movable(session, "rustlog", peer)
 
         return ServedProtocol("rustlog", rustlog.sniff, enter, self._needs_login(principal), ERROR_PAUSE_SECONDS)
 
@@ -123,7 +128,7 @@ class Protocols:
                     who = self._access.verify_key(key.decode("utf-8", "replace"), caller)
                 return who if who is not None and self._keeps(peer, who) else None
 
-            return BlipMqSession(peer, self._broker, self._subscriptions, verify_key=verify)
+            return self._movable(BlipMqSession(peer, self._broker, self._subscriptions, verify_key=verify), "blipmq", peer)
 
         return ServedProtocol("blipmq", blipmq.sniff, enter)
 
@@ -135,9 +140,14 @@ class Protocols:
             node = Node(address=chosen.advertise or peer.local, report=self._report)
             settings, who = FlyMqSettings(dialect, node, self._config.limits.in_flight, shared), self._who(peer, "flymq", ANONYMOUS)
             access = FlyMqAccess(self._access, who, peer.peer, lambda who: self._logged_in(peer, who))
-            return FlyMqSession(peer, self._broker, who, settings, access, self._turns)
+            return self._movable(FlyMqSession(peer, self._broker, who, settings, access, self._turns), "flymq", peer)
 
         return ServedProtocol("flymq", flymq.sniff, enter, self._needs_login(ANONYMOUS))
+
+    def _movable(self, session: BaseSession[Any], protocol: str, peer: Peer) -> FramedSession:
+        if self._relays is not None:
+            session.handover = self._relays.handover(protocol, peer)
+        return session
 
     def _who(self, peer: Peer, protocol: str, otherwise: str) -> Principal:
         """Return the user before a login: the name in the certificate, else the configured one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from headrace.access.access import Access
@@ -16,9 +17,12 @@ from headrace.net.connection import NetLimits
 from headrace.net.counters import NetCounters
 from headrace.net.quic.endpoint import Retry, ServerTls, fingerprint
 from headrace.net.quic.listener import QuicLimits, QuicListener, QuicProtocol, StreamLink, StreamSession
+from headrace.net.quic.relay import StreamRelay
+from headrace.net.relay import Place, Relays
 from headrace.server import certificates
 from headrace.server.config import Config
 from headrace.server.protocols import host_of
+from headrace.sessions.contract import Login
 from headrace.sessions.fujin.session import PING_ERROR_CODE, FujinSession
 from headrace.sessions.fujin.settings import Connectors, FujinSettings, ReaderConnector
 from headrace.sessions.fujin.writer import WriterIds
@@ -31,7 +35,15 @@ class QuicListeners:
     """Fujin on any number of addresses. Raises `OSError` or `ConfigError` if the certificate cannot be read or created."""
 
     def __init__(
-        self, broker: Broker, config: Config, access: Access, limits: NetLimits, counters: NetCounters, *, now: datetime.datetime
+        self,
+        broker: Broker,
+        config: Config,
+        access: Access,
+        limits: NetLimits,
+        counters: NetCounters,
+        *,
+        now: datetime.datetime,
+        relays: Relays | None = None,
     ) -> None:
         self._tls = _tls(config, now)
         try:
@@ -52,7 +64,13 @@ class QuicListeners:
 
         def enter(link: StreamLink) -> StreamSession:
             who = Principal(link.identity or config.fujin.principal, "fujin", address=host_of(link.peer))
-            return FujinSession(broker, link, who, ids, settings)
+            session = FujinSession(broker, link, who, ids, settings)
+            if relays is not None:
+                session.handover = relays.handover("fujin", link, partial(connect, relays))
+            return session
+
+        async def connect(relays: Relays, protocol: str, place: Place, login: Login) -> StreamRelay:
+            return await StreamRelay.open(relays, protocol, place, alpn=fujin.ALPN, pong=fujin.encode.PONG, ca=config.tls.ca)
 
         def needs_login() -> bool:
             return not access.allows_anything(config.fujin.principal)

@@ -42,6 +42,14 @@ def tls_of(config: Config) -> Tls | None:
     return tls
 
 
+def coordinator_context(config: Config) -> ssl.SSLContext:
+    """Return the TLS settings for connections to the coordinator. Raises `TlsUnusable`."""
+    try:
+        return ssl.create_default_context(cafile=config.tls.ca or None)
+    except OSError as failure:  # includes ssl.SSLError
+        raise TlsUnusable(f"tls.ca: {config.tls.ca}: {failure.strerror or failure}") from None
+
+
 def warn_of_expiry(path: Path, now: datetime) -> None:
     """Log a warning if the certificate has expired or expires within `EXPIRY_DAYS`."""
     try:

@@ -31,6 +31,7 @@ from headrace.extras import MissingExtra, needs
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.net.counters import NetCounters
 from headrace.net.listener import Listener, NetLimits
+from headrace.net.relay import Place, Relays
 from headrace.net.tls import Tls, TlsUnusable
 from headrace.server import api_keys
 from headrace.server.config import HTTP_PROTOCOLS, TCP_PROTOCOLS, Config, is_default
@@ -39,7 +40,7 @@ from headrace.server.kafka import EngineKind, kafka_settings
 from headrace.server.loop_lag import LagTimer, LoopLag
 from headrace.server.protocols import Protocols
 from headrace.server.settings import AccessMode, Bind
-from headrace.server.tls import TlsWatch, tls_of
+from headrace.server.tls import TlsWatch, coordinator_context, tls_of
 from headrace.storage.crypt import WrongKey
 from headrace.storage.files import DirectoryLocked, DiskFiles
 from headrace.storage.store import StoreOptions
@@ -121,6 +122,9 @@ class Server:
         )
         self._access.listen(self._broker.access_changed)
         self._counters = NetCounters()
+        self._relays: Relays | None = None
+        self._places: dict[str, str] = {}
+        """Addresses of this broker by protocol, for other brokers."""
         self.loop_lag = LoopLag()
         self.loop_turns = LoopLag()
         self._lag_timer = LagTimer(self.loop_lag, self.loop_turns, time.perf_counter, time.thread_time)
@@ -147,8 +151,16 @@ class Server:
         try:
             keys = self._keys() if any("blipmq" in (bind.protocols or TCP_PROTOCOLS) for bind in self._config.listen.tcp) else {}
             self._trace()
+            self._relays = self._open_relays()
             protocols = Protocols(
-                self._broker, self._engine, self._config, self._access, clock=self._clock, blipmq_keys=keys, report=self.report
+                self._broker,
+                self._engine,
+                self._config,
+                self._access,
+                clock=self._clock,
+                blipmq_keys=keys,
+                report=self.report,
+                relays=self._relays,
             )
             await protocols.open()
             self._protocols = protocols
@@ -163,7 +175,9 @@ class Server:
             self._watch = TlsWatch(self._tls, renewed=self._renew_quic)
             self._watch.start()
         self._opened = opened
-        self._engine.ownership.advertise(self._config.flymq.advertise or _advertised(opened))
+        self._places = places(opened, self._config.kafka.advertise)
+        first = next(iter(self._places.values()), "").removeprefix("tls://")
+        self._engine.ownership.advertise(self._config.flymq.advertise or first, self._places)
         self._is_open.set()
         self._lag_timer.start()
         for line in self.unavailable:
@@ -174,6 +188,24 @@ class Server:
     @property
     def is_coordinator(self) -> bool:
         return self._broker.is_coordinator
+
+    def _open_relays(self) -> Relays | None:
+        if self._config.storage.engine is not EngineKind.KAFKA:
+            return None
+        try:
+            context = coordinator_context(self._config)
+        except TlsUnusable as failure:
+            raise StartFailed(f"TLS: {failure}") from None
+        relays = Relays(
+            self._counters, is_coordinator=lambda: self._broker.is_coordinator, place_of=self._coordinator_place, context=lambda: context
+        )
+        self._engine.ownership.moved = relays.coordinator_changed
+        return relays
+
+    def _coordinator_place(self, protocol: str) -> Place | None:
+        """Return the coordinator's listener for a protocol; None if it is unknown or that of this broker."""
+        found = self._engine.ownership.listeners.get(protocol, "")
+        return None if found == self._places.get(protocol) else Place.parse(found)
 
     def _gain(self) -> None:
         self._taking_over = asyncio.get_running_loop().create_task(self._take_over())
@@ -193,6 +225,8 @@ class Server:
             return
         if password is not None:
             print(f"created the user admin, password shown this once:  {password}", flush=True)
+        if self._relays is not None:
+            self._relays.coordinator_changed()
         _log.info("this broker is the coordinator now")
 
     def _lose(self) -> None:
@@ -374,7 +408,9 @@ class Server:
             from headrace.server.quic import QuicListeners
         now = datetime.datetime.fromtimestamp(self._clock() / 1000, datetime.UTC)
         try:
-            listeners = QuicListeners(self._broker, self._config, self._access, self._net_limits(), self._counters, now=now)
+            listeners = QuicListeners(
+                self._broker, self._config, self._access, self._net_limits(), self._counters, now=now, relays=self._relays
+            )
         except OSError as failure:
             raise CannotListen(f"listen.quic: {failure}") from None
         except ConfigError as failure:
@@ -389,7 +425,14 @@ class Server:
         with needs("listen.flight"):
             from headrace.server.flight import FlightEndpoints
         try:
-            endpoints = FlightEndpoints(self._broker, self._config, self._access, self._connection_limits.flight_connections, self.report)
+            endpoints = FlightEndpoints(
+                self._broker,
+                self._config,
+                self._access,
+                self._connection_limits.flight_connections,
+                self.report,
+                lambda: str(self._coordinator_place("flight") or ""),
+            )
         except OSError as failure:
             raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
         self._flight_calls = endpoints.calls
@@ -431,12 +474,18 @@ class Server:
         return who is _OPERATOR or self._access.authorize(who, action, resource)
 
 
-def _advertised(opened: Iterable[Opened]) -> str:
-    """Return the address that other machines should use: that of the first listener, with the name of this machine for a wildcard."""
-    for found in opened:
-        host, _, port = found.address.rpartition(":")
-        return f"{socket.gethostname()}:{port}" if host in _WILDCARDS else found.address
-    return ""
+def places(opened: Iterable[Opened], host: str) -> dict[str, str]:
+    """Return the addresses that other machines should use, by protocol, with `host` or, for a wildcard, the name of this machine."""
+    found: dict[str, str] = {}
+    for listener in opened:
+        if listener.kind == "http":
+            continue
+        own, _, port = listener.address.rpartition(":")
+        name = host or (socket.gethostname() if own in _WILDCARDS else own)
+        mark = f"#{listener.encryption.rpartition(' ')[2]}" if "self-signed" in listener.encryption else ""
+        for protocol in listener.protocols:
+            found.setdefault(protocol, f"{'tls://' if listener.encryption else ''}{name}:{port}{mark}")
+    return found
 
 
 def _cannot_listen(bind: Bind, failure: OSError, flag: str) -> CannotListen:

@@ -6,7 +6,9 @@ socket. The connection (`net/`) holds the socket and knows no protocol. All call
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 
@@ -38,6 +40,35 @@ class Link(Protocol):
 
         A session that streams data stops while this is above `limits.OUTPUT_HIGH_WATER_BYTES`. The connection then calls `drained`.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """Frames that make the coordinator know the peer of a connection as this broker does."""
+
+    frames: Sequence[bytes] = ()
+    """Each is answered by one frame, which the peer does not get: it has its answers."""
+    answer_bytes: Callable[[bytes], int] = len
+    """Returns the size of the first answer in these bytes, 0 if it is incomplete. Raises `WireError` if it refuses the login."""
+
+
+class Handed(Enum):
+    """Outcome of a handover."""
+
+    OVER = auto()
+    """The coordinator serves the connection. The session has ended."""
+    HERE = auto()
+    """This broker is the coordinator now."""
+    REFUSED = auto()
+    """No coordinator can be reached, or it does not accept the connection."""
+
+
+class Handover(Protocol):
+    """Passes a connection on to the coordinator."""
+
+    async def __call__(self, login: Login, unserved: Callable[[], bytes]) -> Handed:
+        """Log in at the coordinator, then replace the session by a relay. `unserved` is called in between: it ends the work of the
+        session and returns the requests that the coordinator gets first. It raises `WireError` if they cannot be passed on."""
 
 
 class WatchedLink(Link, Protocol):

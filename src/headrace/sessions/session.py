@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 from headrace.broker import PublishedOne
 from headrace.errors import BrokerError, WireError
 from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES
-from headrace.sessions.contract import Link
+from headrace.sessions.contract import Handed, Handover, Link, Login
 from headrace.sessions.request_ids import shown
 
 RECORD_OVERHEAD_BYTES: Final = 64
@@ -53,6 +53,9 @@ class Decoder(Protocol[Decoded]):
 
     @property
     def held_bytes(self) -> int: ...
+
+    @property
+    def held(self) -> bytes: ...
 
     def feed(self, chunk: bytes, /) -> Iterable[Decoded]: ...
 
@@ -94,6 +97,8 @@ class BaseSession(ABC, Generic[Message]):
     """Otherwise replies leave in the order of completion."""
     _bad_input: ClassVar[str] = "bad frame: {}"
     """Reason to close after bytes that cannot be decoded."""
+    handover: Handover | None = None
+    """Passes the connection on to the coordinator. The server sets it, if another broker may be the coordinator."""
 
     def __init__(self, link: Link, *, in_flight_bytes_max: int, owed_max: int = 1 << 31) -> None:
         """`in_flight_bytes_max` and `owed_max` bound the owed replies: above either the socket is not read."""
@@ -257,6 +262,44 @@ class BaseSession(ABC, Generic[Message]):
             slots.release()
             await self._until_writable()
             await slots.acquire()
+
+    # Handover to the coordinator.
+
+    def _login(self) -> Login | None:
+        """Return the login of the peer. None: the connection has state that the coordinator cannot continue."""
+        return None
+
+    def _encode(self, message: Message) -> bytes:
+        """Encode a received request. Raises `WireError` if that is impossible."""
+        raise WireError("the protocol has no requests for the coordinator")
+
+    async def _pass_on(self, message: Message, refuse: Callable[[], None]) -> None:
+        """Let the coordinator serve this request and all after it. If that is impossible, call `refuse`. The earlier requests are
+        answered."""
+        login, handed = self._login(), Handed.REFUSED
+        if self.handover is not None and login is not None:
+            await asyncio.sleep(0)  # work becomes a task where it waits, and timeouts need a task
+            handed = await self.handover(login, partial(self._unserved, message))
+        if handed is Handed.HERE:
+            self._inbox.appendleft(message)
+        elif handed is Handed.REFUSED:
+            refuse()
+
+    def _unserved(self, message: Message) -> bytes:
+        """End without a reply to the unserved requests, and return them."""
+        if self._ending is not None and self._ending[1]:
+            raise WireError(self._ending[0])
+        try:
+            frames = [self._encode(message), *map(self._encode, self._inbox), self._decoder.held]
+        except BrokerError as error:  # a decompressed request may exceed a frame
+            raise WireError(str(error)) from None
+        self._flush()
+        self._inbox.clear()
+        self._is_closed, self._task = True, None  # the task calls this, and must not be cancelled
+        if self._is_paused:
+            self._is_paused = False
+            self._link.resume_reading()
+        return b"".join(frames)
 
     # Replies.
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.wire.flymq import Dialect, encode_reply, encode_request
+from headrace.errors import WireError
+from headrace.wire.flymq import Dialect, RequestDecoder, encode_received, encode_reply, encode_request
 from headrace.wire.flymq.framing import BINARY, GZIP, deflate
 from headrace.wire.flymq.messages import Broken, Malformed, ProduceBatch, RecordMetadataBatch, Request, UnknownOpcode
 
@@ -39,6 +40,19 @@ EXPECTED = [
 @pytest.mark.parametrize("request_", REQUESTS, ids=repr)
 def test_every_request_reads_back_as_it_was_written(request_: Request) -> None:
     assert decoded([encode_request(request_)]) == flat([request_])
+
+
+def test_decoded_requests_encode_to_the_same_requests() -> None:
+    packed = raw(0x01, deflate(encode_request(RUN)[8:]), flags=BINARY | GZIP)
+    stream = b"".join([*map(encode_request, REQUESTS), encode_request(RUN), raw(0x99, b""), packed])
+    again = b"".join(map(encode_received, RequestDecoder(inflated_bytes_max=1).feed(stream)))
+    assert decoded([again]) == decoded([stream])
+
+
+@pytest.mark.parametrize("event", [Malformed(1, "?"), Broken("?")])
+def test_what_was_not_understood_cannot_be_encoded(event: Malformed | Broken) -> None:
+    with pytest.raises(WireError):
+        encode_received(event)
 
 
 def test_a_stream_fed_whole_holds_every_message_and_ends_where_it_breaks() -> None:

@@ -3,7 +3,9 @@
 All brokers of one prefix join the group `PREFIXheadrace-coordinator` and subscribe to a topic with one partition. Kafka assigns the
 partition to one of them: the owner. When its heartbeats stop for the session timeout, Kafka assigns the partition to another broker. The
 assignor leaves it where it is when a broker joins. A broker that comes back after its session does not claim it. Each member tells the
-group the address at which it serves clients, and each assignment carries that of the owner.
+group the addresses at which it serves clients, and each assignment carries those of the owner, as text:
+
+    a:9092 flymq=a:9092 rustlog=a:9092 flight=a:8815          the address for clients, then the listeners for other brokers
 
 The election decides who tries; the transactional id decides who may write. The new owner starts a producer with the same id, which gets
 a new epoch, and Kafka refuses every later write of the old one.
@@ -27,7 +29,7 @@ _SESSION_MS: Final = 6_000
 """The shortest that Kafka allows by default. A paused owner is replaced within 10 s."""
 _HEARTBEAT_MS: Final = 1_000
 _CLAIM: Final = b"owner "
-"""Precedes the address in the metadata of the member that is the owner."""
+"""Precedes the addresses in the metadata of the member that is the owner."""
 
 
 class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # the library has no types
@@ -52,19 +54,21 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]  # the library
     def assign(cls, cluster: Any, members: Mapping[str, Any]) -> dict[str, Any]:
         claiming = sorted(member for member, metadata in members.items() if metadata.user_data.startswith(_CLAIM))
         owner = (claiming or sorted(members))[0]
-        topic, address = members[owner].subscription[0], members[owner].user_data.removeprefix(_CLAIM)
+        topic, places = members[owner].subscription[0], members[owner].user_data.removeprefix(_CLAIM)
         return {
-            member: ConsumerProtocolMemberAssignment(cls.version, [(topic, [0])] if member == owner else [], address) for member in members
+            member: ConsumerProtocolMemberAssignment(cls.version, [(topic, [0])] if member == owner else [], places) for member in members
         }
 
     @classmethod
     def metadata(cls, topics: Iterable[str]) -> Any:
-        address = cls.election.address.encode()
-        return ConsumerProtocolMemberMetadata(cls.version, list(topics), _CLAIM + address if cls.election.is_owner else address)
+        places = cls.election.places.encode()
+        return ConsumerProtocolMemberMetadata(cls.version, list(topics), _CLAIM + places if cls.election.is_owner else places)
 
     @classmethod
     def on_assignment(cls, assignment: Any) -> None:
-        cls.election.owner_address = (assignment.user_data or b"").decode()
+        address, _, listeners = (assignment.user_data or b"").decode().partition(" ")
+        cls.election.owner_address = address
+        cls.election.owner_listeners = dict(word.split("=", 1) for word in listeners.split() if "=" in word)
 
 
 class Election:
@@ -77,9 +81,10 @@ class Election:
         self._first: asyncio.Event = asyncio.Event()
         self._is_over = False
         self.is_owner = False
-        self.address = ""
+        self.places = ""
         """Where this broker serves clients."""
         self.owner_address = ""
+        self.owner_listeners: Mapping[str, str] = {}
 
     @property
     def member_id(self) -> str:
@@ -107,10 +112,11 @@ class Election:
             raise Unavailable(f"Kafka: cannot join the group {self._group}: {str(failure) or type(failure).__name__}") from None
         await self._first.wait()
 
-    def advertise(self, address: str) -> None:
-        """Tell the group a new address of this broker."""
-        if self._consumer is not None and address != self.address:
-            self.address = address
+    def advertise(self, address: str, listeners: Mapping[str, str]) -> None:
+        """Tell the group the addresses of this broker."""
+        places = " ".join((address, *(f"{protocol}={place}" for protocol, place in listeners.items())))
+        if self._consumer is not None and places != self.places:
+            self.places = places
             self._consumer._coordinator.request_rejoin()
 
     async def leave(self) -> None:

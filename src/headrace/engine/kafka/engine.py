@@ -194,7 +194,10 @@ class KafkaEngine:
     def _decided(self, is_owner: bool) -> None:
         """Follow the outcome of an election."""
         assert self._election is not None
-        self.ownership.coordinator = self._election.owner_address
+        found = self._election.owner_address, self._election.owner_listeners
+        if found != (self.ownership.coordinator, self.ownership.listeners):
+            self.ownership.coordinator, self.ownership.listeners = found
+            self.ownership.moved()
         if self.ownership.is_owner:
             if not is_owner:
                 self._lose()
@@ -221,9 +224,9 @@ class KafkaEngine:
         else:
             self._lose()
 
-    def _advertise(self, address: str) -> None:
+    def _advertise(self, address: str, listeners: Mapping[str, str]) -> None:
         if self._election is not None:
-            self._election.advertise(address)
+            self._election.advertise(address, listeners)
 
     async def close(self) -> None:
         self._is_open = False

@@ -20,6 +20,7 @@ from headrace.net.connection import NetLimits
 from headrace.net.counters import NetCounters, Slot, admit
 from headrace.net.quic.connection import Carrier, Windows
 from headrace.net.quic.endpoint import NO_ERROR, Retry, ServerEndpoint, ServerTls
+from headrace.net.relay import PREFACE
 from headrace.sessions.contract import Session
 
 log = logging.getLogger(__name__)
@@ -74,6 +75,11 @@ class StreamLink:
         self.peer = f"{self._carrier.peer}#{stream}"
         self.identity = self._carrier.identity
         """The name in the client certificate; None without one."""
+        self.is_relayed = False
+        """Whether another broker relays the stream to this one."""
+        self._first: bytes | None = b""
+        """Bytes that may begin the preface of a relay; None: that is decided."""
+        self._is_draining = False
         self._pauses = 0
         self._is_output_full = False
         """Reading is paused because the peer does not read its replies."""
@@ -190,7 +196,21 @@ class StreamLink:
             self._owner.watched.pop(self, None)
 
     def drain(self) -> None:
+        self._is_draining = True
         if self._reason is None and self._session is not None:
+            self._session.closing()
+
+    def replace_session(self, session: StreamSession) -> None:
+        assert self._session is not None, "a session hands its stream over"
+        before, self._session = self._session, session
+        before.lost()
+        self._loop.call_soon(self._continue)
+
+    def _continue(self) -> None:
+        """Tell the new session what its predecessor was told."""
+        self._finish_delivered = False
+        self._hand_over()
+        if self._is_draining and not self._finish_delivered and self._session is not None:
             self._session.closing()
 
     def lost(self, reason: str) -> None:
@@ -208,11 +228,25 @@ class StreamLink:
             data = self._held[0] if len(self._held) == 1 else b"".join(self._held)
             self._held.clear()
             self._carrier.taken(self._stream, len(data))
-            self._session.receive(data)
+            data = self._without_preface(data)
+            if data:
+                self._session.receive(data)
         if self._peer_finished and not self._held and not self._pauses and self._reason is None and not self._finish_delivered:
             self._finish_delivered = True
             if self._session is not None:
                 self._session.finished()
+
+    def _without_preface(self, data: bytes) -> bytes:
+        if self._first is None:
+            return data
+        data, self._first = self._first + data, None
+        if data.startswith(PREFACE):
+            self.is_relayed = True
+            return data[len(PREFACE) :]
+        if PREFACE.startswith(data):
+            self._first = data
+            return b""
+        return data
 
     def _leave(self) -> None:
         if self._timer is not None:

@@ -18,7 +18,7 @@ from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publishing.published import Outcome
 from headrace.broker.schema_checks import SchemaCheckPending
-from headrace.errors import BrokerError, InvalidRecord, UnknownTopic
+from headrace.errors import BrokerError, InvalidRecord, NotCoordinator, UnknownTopic, WireError
 from headrace.limits import (
     BLIPMQ_BAD_KEYS_MAX,
     BLIPMQ_FRAME_BYTES_MAX,
@@ -31,7 +31,7 @@ from headrace.sessions.blipmq import errors as errors
 from headrace.sessions.blipmq.errors import NackReason
 from headrace.sessions.blipmq.subscriptions import QOS_0_HEADERS, Subscription, Subscriptions
 from headrace.sessions.chunks import publish_in_chunks
-from headrace.sessions.contract import Link
+from headrace.sessions.contract import Link, Login
 from headrace.sessions.request_ids import log_refused
 from headrace.sessions.session import BaseSession
 from headrace.wire.blipmq import (
@@ -49,6 +49,7 @@ from headrace.wire.blipmq import (
     Pong,
     PublishBatch,
     Subscribe,
+    answer_bytes,
     encoder,
 )
 
@@ -73,6 +74,8 @@ class BlipMqSession(BaseSession[Message]):
         self._decoder = Decoder(frame_bytes_max=BLIPMQ_LOGIN_FRAME_BYTES_MAX)
         self._greeted = False
         self._who: Principal | None = None
+        self._key: bytes | None = None
+        """The key of the login, while the connection may be handed over."""
         self._bad_keys = 0
         self._held: set[Subscription] = set()
         self._login_timer: asyncio.TimerHandle | None = None
@@ -100,6 +103,10 @@ class BlipMqSession(BaseSession[Message]):
         match message:
             case PublishBatch():
                 self._publish(message, who)
+            case AckBatch() | PollBatch() if (error := self._subscriptions.elsewhere(message.subscription)) is not None:
+                if self._owed:
+                    return False
+                self._start(self._pass_on(message, partial(self._refuse, message.cids, error)), message.cids)
             case AckBatch():
                 self._ack(message, who)
             case Ping(cid):
@@ -148,6 +155,7 @@ class BlipMqSession(BaseSession[Message]):
         if self._who is not None:
             self._stop_login_timer()
             self._decoder.frame_bytes_max = BLIPMQ_FRAME_BYTES_MAX
+            self._key = None if self._broker.is_coordinator else key
             self._reply(encoder.ack(cid, 0))
             return
         self._nack((cid,), errors.INVALID_KEY)
@@ -243,10 +251,29 @@ class BlipMqSession(BaseSession[Message]):
             return self._nack((message.cid,), errors.TOO_MANY_SUBSCRIPTIONS)
         try:
             subscription = await self._subscriptions.subscribe(who, message, self._link.peer)
+        except NotCoordinator as error:
+            return await self._pass_on(message, partial(self._refuse, (message.cid,), error))
         except BrokerError as error:
             return self._nack((message.cid,), self._reason(error))
         self._hold(subscription)
         self._reply(encoder.ack(message.cid, subscription.id))
+
+    # Handover to the coordinator.
+
+    def _refuse(self, cids: Sequence[int], error: BrokerError) -> None:
+        self._nack(cids, self._reason(error))
+
+    def _login(self) -> Login | None:
+        if self._held or self._key is None:
+            return None  # the coordinator does not know the subscriptions in memory of this broker
+        return Login((encoder.hello(0), encoder.auth(0, self._key)), answer_bytes)
+
+    def _encode(self, message: Message) -> bytes:
+        if isinstance(message, Malformed):
+            raise WireError("the frame was not understood, so it cannot be encoded")
+        return encoder.encode(message)
+
+    # Subscriptions.
 
     def _hold(self, subscription: Subscription) -> None:
         """Mark the subscription as used by this connection, so that it does not expire."""

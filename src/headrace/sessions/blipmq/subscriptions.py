@@ -25,7 +25,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.groups.members import Delivery, Member, SettlementPolicy
 from headrace.broker.groups.subscriptions import SubscriptionBook, SubscriptionRow
 from headrace.broker.settings import Clock, Later, Timer
-from headrace.errors import BrokerError, LimitExceeded, OffsetOutOfRange, UnknownTopic
+from headrace.errors import BrokerError, LimitExceeded, NotCoordinator, OffsetOutOfRange, UnknownTopic
 from headrace.limits import BLIPMQ_SUBSCRIPTIONS_MAX, IN_FLIGHT_MAX, KIB, OUTPUT_HIGH_WATER_BYTES
 from headrace.records import Headers
 from headrace.sessions.blipmq.settings import BlipMqSettings
@@ -200,7 +200,7 @@ class Subscriptions:
         self._clock, self._later = clock, later
         self._book = book
         self._uses: dict[int, _Use] = {}
-        self._next_live_id = 0
+        self._first_live_id = self._next_live_id = 0
         self._timer: Timer | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._policy = SettlementPolicy(
@@ -217,7 +217,7 @@ class Subscriptions:
 
     async def open(self) -> None:
         """Restore the QoS 1 subscriptions. If this broker is not the coordinator, call `restore` when it has become it."""
-        self._next_live_id = self._clock() << _LIVE_ID_BITS
+        self._first_live_id = self._next_live_id = self._clock() << _LIVE_ID_BITS
         if self._broker.is_coordinator:
             await self.restore()
         self._set_timer()
@@ -319,6 +319,16 @@ class Subscriptions:
         except UnknownTopic:
             self._forget(id)
             return None
+
+    def elsewhere(self, id: int) -> NotCoordinator | None:
+        """Return the error for a subscription that may be one of the coordinator, which is another broker."""
+        if id in self._uses or not 0 < id <= self._first_live_id or self._broker.is_coordinator:
+            return None
+        try:
+            self._broker.check_coordinator()
+        except NotCoordinator as error:
+            return error
+        return None
 
     def hold(self, subscription: Subscription) -> None:
         """Count one more open connection that uses it."""

@@ -18,9 +18,9 @@ from typing import Final, TypeAlias
 
 from headrace.broker import Broker, Principal, SettlementPolicy, settled
 from headrace.broker.schema_checks import SchemaCheckPending
-from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, UnknownTopic, WireError
+from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, NotCoordinator, UnknownTopic, WireError
 from headrace.limits import FLYMQ_LOGIN_INFLATED_BYTES_MAX, FLYMQ_LOOP_INFLATED_BYTES_MAX, IN_FLIGHT_BYTES_MAX
-from headrace.sessions.contract import WatchedLink
+from headrace.sessions.contract import Login, WatchedLink
 from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.cluster import Node
 from headrace.sessions.flymq.delayed import StagedReplies, batch_of, stage_commits, stage_delayed
@@ -31,13 +31,24 @@ from headrace.sessions.flymq.staging import Staged, StagedMany, StagedRecord, fa
 from headrace.sessions.flymq.transactions import Committing
 from headrace.sessions.session import BaseSession
 from headrace.sessions.turns import Turns
-from headrace.wire.flymq import Dialect, RequestDecoder, encode_failure, encode_reply, opcode_of, speaks_sdk
-from headrace.wire.flymq.access_messages import AccessRequest
+from headrace.wire.flymq import (
+    Dialect,
+    RequestDecoder,
+    answer_bytes,
+    encode_failure,
+    encode_received,
+    encode_reply,
+    encode_request,
+    opcode_of,
+    speaks_sdk,
+)
+from headrace.wire.flymq.access_messages import AccessRequest, Auth
 from headrace.wire.flymq.advanced_messages import DelayedBatch, ProduceDelayed, ProduceWithTtl, TxnBegin, TxnCommit, TxnProduceBatch
 from headrace.wire.flymq.framing import inflate
 from headrace.wire.flymq.messages import (
     AUTO,
     Broken,
+    ClusterMetadata,
     Commit,
     CommitBatch,
     Consume,
@@ -99,7 +110,9 @@ class FlyMqSession(BaseSession[Step]):
         self._who = who
         self._handlers = Handlers(broker, who, settings.node, self._turns, self._is_over, link.peer, settings.shared)
         self._access = access
-        self._dialect = settings.dialect
+        self._dialect = self._first_dialect = settings.dialect
+        self._auth: Auth | None = None
+        """The last login, while the connection may be handed over."""
         self._decoder = RequestDecoder(self._inflated_bytes_max)
 
     @property
@@ -152,7 +165,7 @@ class FlyMqSession(BaseSession[Step]):
                 return self._serves(ProduceBatch(message.topic, [message.value], keys, partitions, [message.ttl_ms]))
             case CommitBatch() | DelayedBatch():
                 self._work_left -= 1
-                self._stage_all(message)
+                return self._stages_all(message)
             case ProduceDelayed() | Commit(transaction=""):
                 return self._serves(batch_of(message))
             case Packed():
@@ -161,7 +174,10 @@ class FlyMqSession(BaseSession[Step]):
                 if not self._is_writable():
                     return False
                 self._work_left -= 1
-                staged = self._handlers.transactions.stage(message, self._dialect)
+                try:
+                    staged = self._handlers.transactions.stage(message, self._dialect)
+                except NotCoordinator as error:
+                    return self._passes_on(message, error)
                 if staged is not None:
                     self._queue(staged)
                 else:
@@ -240,13 +256,15 @@ class FlyMqSession(BaseSession[Step]):
     async def _produce_to_new_topic(self, request: TxnProduceBatch) -> None:
         self._queue(await self._handlers.transactions.produce_to_new_topic(request, self._dialect))
 
-    def _stage_all(self, batch: CommitBatch | DelayedBatch) -> None:
-        """Stage the requests together or, if one of them fails, each on its own."""
+    def _stages_all(self, batch: CommitBatch | DelayedBatch) -> bool:
+        """Stage the requests together or, if one of them fails, each on its own. Return False if they must wait."""
         try:
             if isinstance(batch, CommitBatch):
                 self._queue(stage_commits(self._broker, self._who, batch))
             else:
                 self._queue(stage_delayed(self._broker, self._who, batch))
+        except NotCoordinator as error:
+            return self._passes_on(batch, error)
         except BrokerError as error:
             if len(batch) > 1:
                 self._inbox.extendleft(reversed(batch.commits() if isinstance(batch, CommitBatch) else batch.messages()))
@@ -254,6 +272,7 @@ class FlyMqSession(BaseSession[Step]):
                 self._start(self._delay_to_new_topic(batch))
             else:
                 self._reply(encode_failure(error_reply(error), self._dialect))
+        return True
 
     async def _delay_to_new_topic(self, batch: DelayedBatch) -> None:
         try:
@@ -282,18 +301,45 @@ class FlyMqSession(BaseSession[Step]):
         """Answer the request, in one of the slots if there are any."""
         if slots is not None:
             await self._take_fetch_slot(slots)
+        elsewhere: NotCoordinator | None = None
         try:
             if self._dialect is Dialect.SPEC and speaks_sdk(request):
                 self._dialect = Dialect.SDK
             handler = self._handlers.by_type.get(type(request), self._answer_access)
             answer = await self._broker.with_new_topics(lambda: handler(request))
             self._reply(encode_reply(opcode_of(request), answer, self._dialect))
+        except NotCoordinator as error:
+            elsewhere = error
         except BrokerError as error:
-            self._broker.meters.refuse("flymq", error.code)
-            self._reply(encode_failure(error_reply(error), self._dialect))
+            self._refuse(error)
         finally:
             if slots is not None:
                 slots.release()
+        if elsewhere is not None:
+            await self._pass_on(request, partial(self._refuse, elsewhere))
+
+    def _refuse(self, error: BrokerError, count: int = 1) -> None:
+        self._broker.meters.refuse("flymq", error.code)
+        self._reply(encode_failure(error_reply(error), self._dialect) * count)
+
+    # Handover to the coordinator.
+
+    def _passes_on(self, message: CommitBatch | DelayedBatch | TxnBegin | TxnCommit | TxnProduceBatch, error: NotCoordinator) -> bool:
+        """Hand the connection over, or return False if earlier requests have no reply yet."""
+        if self._owed:
+            return False
+        count = len(message) if isinstance(message, CommitBatch | DelayedBatch) else 1
+        self._start(self._pass_on(message, partial(self._refuse, error, count)))
+        return True
+
+    def _login(self) -> Login:
+        frames = [] if self._auth is None else [encode_request(self._auth)]
+        if self._dialect is not self._first_dialect:
+            frames.append(encode_request(ClusterMetadata("x")))  # only clients of the original send it
+        return Login(frames, answer_bytes)
+
+    def _encode(self, message: Step) -> bytes:
+        return b"" if isinstance(message, _Pause) else encode_received(message)
 
     async def _answer_access(self, request: AccessRequest) -> Reply:
         if self._access is None:
@@ -303,6 +349,7 @@ class FlyMqSession(BaseSession[Step]):
             self._who = self._handlers.who = self._access.who
             self._decoder.inflated_bytes_max = self._inflated_bytes_max
             self._handlers.abandon()
+            self._auth = request if isinstance(request, Auth) and not self._broker.is_coordinator else None
             if self._dialect is Dialect.SPEC and self._access.speaks_sdk:
                 self._dialect = Dialect.SDK
         return reply

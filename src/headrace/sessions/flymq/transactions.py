@@ -14,7 +14,7 @@ from typing import Final
 
 from headrace.broker import Broker, Principal, Published, Transaction
 from headrace.broker.schema_checks import SchemaCheckPending
-from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, RecordTooLarge, UnknownTopic
+from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, NotCoordinator, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_TRANSACTIONS_MAX
 from headrace.records import RecordBatch
 from headrace.sessions.flymq.errors import error_reply, publish_error_reply
@@ -88,7 +88,7 @@ class TransactionHandlers:
         self._committing.clear()
 
     def stage(self, request: TxnProduceBatch | TxnBegin | TxnCommit, dialect: Dialect) -> Committing | bytes | None:
-        """Answer the request without waiting. Return None if its topic must be created first."""
+        """Answer the request without waiting. Return None if its topic must be created first. Raises `NotCoordinator`."""
         try:
             match request:
                 case TxnProduceBatch():
@@ -97,6 +97,8 @@ class TransactionHandlers:
                     return encode_reply(Opcode.TXN_BEGIN, self._begin(request), dialect)
                 case TxnCommit():
                     return self._commit(request)
+        except NotCoordinator:
+            raise
         except BrokerError as error:
             return encode_failure(error_reply(error), dialect)
 

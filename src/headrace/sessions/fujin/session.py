@@ -15,7 +15,9 @@ from typing import Final
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.sessions.contract import StreamedLink
+from headrace.errors import BrokerError, NotCoordinator, WireError
+from headrace.sessions.contract import Login, StreamedLink
+from headrace.sessions.fujin.errors import READER_NOT_FOUND, text
 from headrace.sessions.fujin.reader import Reader
 from headrace.sessions.fujin.settings import FujinSettings
 from headrace.sessions.fujin.writer import Writer, WriterIds
@@ -29,6 +31,7 @@ from headrace.wire.fujin import (
     Fetch,
     Refused,
     Reply,
+    Request,
     RequestDecoder,
     Settle,
     Transact,
@@ -60,6 +63,7 @@ class FujinSession(BaseSession[ClientMessage]):
         self._broker, self._who, self._ids, self._settings = broker, who, ids, settings
         self._decoder = RequestDecoder(form=settings.write_form, message_bytes_max=settings.message_bytes_max)
         self._role: Writer | Reader | None = None
+        self._writer_id: int | bytes | None = None
         self._last_frame = b""
         self._is_leaving = False
         """The reader is committing its progress."""
@@ -116,6 +120,10 @@ class FujinSession(BaseSession[ClientMessage]):
 
     def _serves(self, message: ClientMessage) -> bool:
         match message:
+            case Transact(Request.BEGIN) | ConnectReader() if not self._broker.is_coordinator:
+                if self._owed:
+                    return False
+                self._start(self._pass_on(message, lambda: self._not_coordinator(message)))
             case WriteBatch() | Transact():
                 assert isinstance(self._role, Writer), "the decoder knows the role"
                 work = self._role.handle(message)
@@ -125,6 +133,7 @@ class FujinSession(BaseSession[ClientMessage]):
                 if isinstance(self._role, Reader):
                     self._role.handle(message)
             case ConnectWriter(id):
+                self._writer_id = id
                 self._role = Writer(
                     self._broker, self._who, self._settings, self._ids, id, peer=self._link.peer, reply=self._reply, owe=self._owe
                 )
@@ -137,6 +146,54 @@ class FujinSession(BaseSession[ClientMessage]):
             case Refused():
                 self._send_error(message)
         return True
+
+    # Handover to the coordinator.
+
+    def _login(self) -> Login:
+        return Login()
+
+    def _unserved(self, message: ClientMessage) -> bytes:
+        rest = super()._unserved(message)
+        return rest if self._role is None else encode.connect_writer(self._writer_id) + rest
+
+    def _encode(self, message: ClientMessage) -> bytes:
+        match message:
+            case ConnectReader(kind, auto_commit, name):
+                return encode.connect_reader(kind, auto_commit, name)
+            case WriteBatch(name, cids, values, headers):
+                return encode.writes(name, cids, values, headers, form=self._settings.write_form)
+            case Transact(request, cid):
+                return encode.transact(request, cid)
+            case Fetch(cid, count):
+                return encode.fetch(cid, count)
+            case Settle(request, cid, ids):
+                return encode.settle(request, cid, ids)
+            case Disconnect():
+                return encode.DISCONNECT
+            case _:
+                raise WireError("the request was not understood, so it cannot be encoded")
+
+    def _not_coordinator(self, message: Transact | ConnectReader) -> None:
+        try:
+            self._broker.check_coordinator()
+        except NotCoordinator as failure:
+            error = self._refusal(failure)
+        else:
+            self._inbox.appendleft(message)  # this broker is the coordinator since
+            return
+        if isinstance(message, Transact):
+            log_refused("fujin", self._link.peer, error, [message.cid])
+            self._reply(encode.answered(Reply.BEGIN, message.cid, error))
+            return
+        self._link.send(encode.reader_connected(error))
+        self._inbox.clear()
+        self._end(f"reader refused: {error}")
+
+    def _refusal(self, error: BrokerError) -> str:
+        self._broker.meters.refuse("fujin", error.code)
+        return text(error, READER_NOT_FOUND)
+
+    # Readers.
 
     async def _connect_reader(self, message: ConnectReader) -> None:
         reader = Reader(

@@ -20,6 +20,7 @@ from headrace.errors import (
     BrokerError,
     InvalidTopicName,
     NotAuthorized,
+    NotCoordinator,
     OffsetOutOfRange,
     RecordTooLarge,
     TopicExists,
@@ -48,7 +49,7 @@ class RustLogHandlers:
         self._context = context
 
     def answer(self, dialect: Dialect, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
-        """Return the reply, or an awaitable where the disk is needed. `fetch` answers a Fetch."""
+        """Return the reply, or an awaitable where the disk is needed. `fetch` answers a Fetch. Both raise `NotCoordinator`."""
         match request:
             case m.OffsetCommit():
                 return self._commit(dialect, request)
@@ -114,12 +115,15 @@ class RustLogHandlers:
         self._context.produce_latency.record(self._context.ticks_ns() - started_ns)
         return m.ProduceReply(range(landed.base_offset, landed.base_offset + landed.count))
 
-    def not_produced(self, dialect: Dialect, request: m.Produce, error: BrokerError) -> m.Reply:
-        return self._failed(dialect, request, error)
-
-    def _failed(self, dialect: Dialect, request: m.Request, error: BrokerError) -> m.Reply:
+    def refused(self, dialect: Dialect, request: m.Request, error: BrokerError) -> m.Reply:
+        """Count the error and return its reply."""
         self._broker.meters.refuse("rustlog", error.code)
         return _error_reply(dialect, request, error)
+
+    def _failed(self, dialect: Dialect, request: m.Request, error: BrokerError) -> m.Reply:
+        if isinstance(error, NotCoordinator):
+            raise error
+        return self.refused(dialect, request, error)
 
     async def _produce_to_new_topic(self, dialect: Dialect, request: m.Produce) -> m.Reply:
         started_ns = self._context.ticks_ns()

@@ -16,13 +16,24 @@ from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.publishing.published import Outcome
 from headrace.broker.schema_checks import SchemaCheckPending
-from headrace.errors import BrokerError, UnknownTopic
+from headrace.errors import BrokerError, NotCoordinator, UnknownTopic, WireError
 from headrace.limits import OUTPUT_HIGH_WATER_BYTES, RUSTLOG_REQUESTS_IN_FLIGHT_MAX
-from headrace.sessions.contract import Link
+from headrace.sessions.contract import Link, Login
 from headrace.sessions.rustlog.context import RustLogContext, RustLogSettings
 from headrace.sessions.rustlog.handlers import RustLogHandlers
 from headrace.sessions.session import BaseSession
-from headrace.wire.rustlog import Deferred, Dialect, Incoming, Refused, RequestDecoder, decode_in_steps, encode_reply
+from headrace.wire.rustlog import (
+    Deferred,
+    Dialect,
+    Incoming,
+    Received,
+    Refused,
+    RequestDecoder,
+    decode_in_steps,
+    encode_reply,
+    encode_request,
+    frame,
+)
 from headrace.wire.rustlog.messages import Fetch, Produce, Reply
 
 __all__ = ["RustLogContext", "RustLogSession", "RustLogSettings"]
@@ -82,7 +93,7 @@ class RustLogSession(BaseSession[Incoming]):
             return True
         dialect, request = message.dialect, message.request
         if isinstance(request, Produce) and request.records:
-            return self._produces(dialect, request)
+            return self._produces(message, request)
         if self._owed:
             return False
         if isinstance(request, Fetch):
@@ -91,17 +102,21 @@ class RustLogSession(BaseSession[Incoming]):
                 self._work_left -= 1
                 self._reply(encode_reply(dialect, reply))
                 return True
-            self._start(self._fetch(dialect, request))
+            self._start(self._fetch(message, request))
             return True
-        answer = self._handlers.answer(dialect, request)
+        try:
+            answer = self._handlers.answer(dialect, request)
+        except NotCoordinator as error:
+            self._start(self._pass_on(message, partial(self._refuse, message, error)))
+            return True
         if isinstance(answer, Awaitable):
-            self._start(self._answer(dialect, answer))
+            self._start(self._answer(message, answer))
         else:
             self._reply(encode_reply(dialect, answer))
         return True
 
-    def _produces(self, dialect: Dialect, request: Produce) -> bool:
-        started_ns = self._context.ticks_ns()
+    def _produces(self, received: Received, request: Produce) -> bool:
+        dialect, started_ns = received.dialect, self._context.ticks_ns()
         try:
             outcome = self._handlers.stage(request)
         except BrokerError as error:
@@ -110,9 +125,9 @@ class RustLogSession(BaseSession[Incoming]):
                     return False
                 answer = self._handlers.answer(dialect, request)
                 assert isinstance(answer, Awaitable)
-                self._start(self._answer(dialect, answer))
+                self._start(self._answer(received, answer))
             else:
-                self._reply(encode_reply(dialect, self._handlers.not_produced(dialect, request, error)))
+                self._refuse(received, error)
             return True
         size_bytes = sum(map(len, request.records))
         self._owe(outcome, size_bytes, partial(self._produced, dialect, request, outcome, started_ns))
@@ -136,16 +151,40 @@ class RustLogSession(BaseSession[Incoming]):
         finally:
             self._link.resume_reading()
 
-    async def _answer(self, dialect: Dialect, answer: Awaitable[Reply]) -> None:
-        self._reply(encode_reply(dialect, await answer))
+    async def _answer(self, received: Received, answer: Awaitable[Reply]) -> None:
+        try:
+            self._reply(encode_reply(received.dialect, await answer))
+        except NotCoordinator as error:
+            await self._pass_on(received, partial(self._refuse, received, error))
 
-    async def _fetch(self, dialect: Dialect, request: Fetch) -> None:
+    async def _fetch(self, received: Received, request: Fetch) -> None:
         slots = self._context.turns.fetches
         await self._take_fetch_slot(slots)
         try:
-            self._reply(encode_reply(dialect, await self._handlers.fetch(dialect, request)))
+            self._reply(encode_reply(received.dialect, await self._handlers.fetch(received.dialect, request)))
+            return
+        except NotCoordinator as error:
+            failure = error
         finally:
             slots.release()
+        await self._pass_on(received, partial(self._refuse, received, failure))
+
+    def _refuse(self, received: Received, error: BrokerError) -> None:
+        self._reply(encode_reply(received.dialect, self._handlers.refused(received.dialect, received.request, error)))
+
+    # Handover to the coordinator.
+
+    def _login(self) -> Login:
+        return Login()
+
+    def _encode(self, message: Incoming) -> bytes:
+        match message:
+            case Received(dialect, request):
+                return encode_request(dialect, request)
+            case Deferred(payload=payload):
+                return frame(payload)
+            case Refused():
+                raise WireError("the frame was not understood, so it cannot be encoded")
 
     def _is_writable(self) -> bool:
         if self._link.unsent_bytes <= OUTPUT_HIGH_WATER_BYTES:

@@ -1,6 +1,6 @@
 """BlipMQ's wire format for both roles: `frames` describes it, `decoder` and `encoder` implement it, `sniff` detects it."""
 
-from headrace.wire.blipmq.decoder import Decoder
+from headrace.wire.blipmq.decoder import Decoder, answer_bytes
 from headrace.wire.blipmq.frames import (
     PROTOCOL_VERSION,
     AckBatch,
@@ -33,5 +33,6 @@ __all__ = [
     "Pong",
     "PublishBatch",
     "Subscribe",
+    "answer_bytes",
     "sniff",
 ]

@@ -73,6 +73,10 @@ class Decoder:
         """Bytes received of an incomplete frame."""
         return self._held_bytes
 
+    @property
+    def held(self) -> bytes:
+        return b"".join(self._held)
+
     def feed(self, data: bytes) -> Iterator[Message]:
         """Yield the messages completed by `data`, in order. Exhaust the iterator before the next call.
 
@@ -116,6 +120,18 @@ class Decoder:
             self._wanted_bytes = size
             return 0
         return size
+
+
+def answer_bytes(received: bytes) -> int:
+    """Return the size of the first frame in these bytes, 0 if it is incomplete. Raises `WireError` if it refuses a login."""
+    if len(received) < HEAD_BYTES:
+        return 0
+    length, kind, _ = HEAD.unpack_from(received)
+    if len(received) < LENGTH.size + length:
+        return 0
+    if kind != _ACK:
+        raise WireError("the login was refused")
+    return LENGTH.size + int(length)
 
 
 def _message(buffer: bytes, position: int, size: int, frame_bytes_max: int) -> tuple[Message, int]:

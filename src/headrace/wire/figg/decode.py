@@ -159,6 +159,10 @@ class Decoder(Generic[MessageT]):
         """Bytes received of an incomplete frame."""
         return len(self._held)
 
+    @property
+    def held(self) -> bytes:
+        return bytes(self._held)
+
     def feed(self, data: bytes) -> Iterator[MessageT]:
         """Yield the messages that these bytes complete. Exhaust the iterator before the next call.
 

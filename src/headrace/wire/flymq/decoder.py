@@ -79,6 +79,11 @@ class _Decoder(ABC, Generic[E]):
         """Bytes received of an incomplete frame."""
         return len(self._held)
 
+    @property
+    def held(self) -> bytes:
+        """The bytes received after the last message returned."""
+        return bytes(self._held)
+
     def feed(self, chunk: bytes) -> list[E | Broken]:
         if self._broken:
             return []

@@ -62,6 +62,18 @@ def frame(opcode: int, payload: bytes, flags: int = BINARY) -> bytes:
     return HEADER.pack(MAGIC, VERSION, opcode, flags, len(payload)) + payload
 
 
+def answer_bytes(received: bytes) -> int:
+    """Return the size of the first frame in these bytes, 0 if it is incomplete. Raises `WireError` if it refuses a login."""
+    if len(received) < HEADER_BYTES:
+        return 0
+    _, _, opcode, _, length = HEADER.unpack_from(received)
+    if len(received) < HEADER_BYTES + length:
+        return 0
+    if opcode == Opcode.AUTH_RESPONSE and not received[HEADER_BYTES : HEADER_BYTES + 1] == b"\x01":
+        raise WireError("the login was refused")
+    return HEADER_BYTES + int(length)
+
+
 class InflatedTooLarge(WireError):
     """The decompressed payload exceeds its limit."""
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final, Protocol, cast
 
+from headrace.errors import WireError
 from headrace.wire.flymq import access_messages as a
 from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import messages as m
@@ -18,7 +20,7 @@ from headrace.wire.flymq import schema_messages as s
 from headrace.wire.flymq import transactions
 from headrace.wire.flymq.fetching import ConsumedLayout, PlaceLayout, SdkLayout, SpecLayout
 from headrace.wire.flymq.fields import B32, BOOL, I32, I64, S8, S16, U8, U32, U64, Field, Layout, Reader, Repeated, Trailing
-from headrace.wire.flymq.framing import decode_failure, encode_failure, frame
+from headrace.wire.flymq.framing import BINARY, GZIP, decode_failure, encode_failure, frame
 from headrace.wire.flymq.opcodes import Dialect, Opcode
 from headrace.wire.flymq.produce import encode_batch, encode_metadata, read_metadata
 from headrace.wire.flymq.special import (
@@ -236,6 +238,29 @@ def encode_request(request: m.Request) -> bytes:
         return transactions.encode_batch(request)
     row = _BY_MESSAGE[type(request)]
     return frame(row.opcode, row.request.write(request))
+
+
+def encode_received(event: m.RequestEvent) -> bytes:
+    """Return the frames of a decoded request, or of a batch of them. Raises `WireError` for one that was not understood."""
+    match event:
+        case m.Malformed() | m.Broken():
+            raise WireError("the frame was not understood, so it cannot be encoded")
+        case m.UnknownOpcode(opcode):
+            return frame(opcode, b"")
+        case m.Packed(opcode, payload):
+            return frame(opcode, payload, BINARY | GZIP)
+        case m.CommitBatch():
+            return b"".join(map(encode_request, event.commits()))
+        case v.DelayedBatch():
+            return b"".join(map(encode_request, event.messages()))
+        case m.ProduceMany():
+            return b"".join(map(encode_request, event.batches()))
+        case m.ProduceBatch() if event.ttls is not None:
+            keys, partitions = event.keys or repeat(None), event.partitions or repeat(m.AUTO)
+            rows = zip(event.values, event.ttls, keys, partitions, strict=False)
+            return b"".join(encode_request(v.ProduceWithTtl(event.topic, value, ttl, key or b"", place)) for value, ttl, key, place in rows)
+        case _:
+            return encode_request(event)
 
 
 def encode_reply(opcode: int, reply: m.Reply, dialect: Dialect = Dialect.SPEC) -> bytes:

@@ -270,6 +270,10 @@ class Decoder(Generic[MessageT]):
         """Bytes received of an incomplete message."""
         return self._held_bytes
 
+    @property
+    def held(self) -> bytes:
+        return b"".join(self._held)
+
     def feed(self, data: bytes) -> Iterator[MessageT]:
         """Yield the messages completed by `data`, in order. Exhaust the iterator before the next call."""
         if self._failure is not None:

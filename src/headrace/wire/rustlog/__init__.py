@@ -18,6 +18,7 @@ from headrace.wire.rustlog.codec import (
     encode_reply,
     encode_request,
     fetch_reply,
+    frame,
     produce_requests,
 )
 from headrace.wire.rustlog.messages import Dialect, Reply, Request, Undecodable
@@ -39,6 +40,7 @@ __all__ = [
     "encode_reply",
     "encode_request",
     "fetch_reply",
+    "frame",
     "produce_requests",
     "sniff",
 ]

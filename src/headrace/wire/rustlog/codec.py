@@ -68,6 +68,10 @@ class FrameReader:
         """Bytes received of a frame that is not complete."""
         return len(self._held)
 
+    @property
+    def held(self) -> bytes:
+        return bytes(self._held)
+
     def feed(self, data: bytes) -> list[bytes | BadLength]:
         """Return the payloads that are complete. A `BadLength` is always the last one."""
         if self.ended:
@@ -180,6 +184,10 @@ class RequestDecoder:
     def held_bytes(self) -> int:
         """Bytes received of an incomplete frame."""
         return self._frames.held_bytes
+
+    @property
+    def held(self) -> bytes:
+        return self._frames.held
 
     def feed(self, data: bytes) -> list[Incoming]:
         return [self._incoming(payload) for payload in self._frames.feed(data)]

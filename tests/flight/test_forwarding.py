@@ -1,0 +1,127 @@
+"""Two brokers on one log, of which one is the coordinator. The Flight endpoint of the other one passes calls on to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from headrace.access.access import Mode
+from headrace.broker.authorizer import Principal
+from headrace.errors import LoginFailed, NotAuthorized, NotCoordinator
+from headrace.flight import request
+from headrace.flight.client import FlightClient, Servers
+from headrace.flight.endpoint import Endpoint, EndpointSettings
+from headrace.flight.forwarding import FORWARDED, Forwarding
+from tests.canaries import secret
+from tests.net.polling import until
+from tests.server.test_handover import PASSWORD, SECONDS, Pair, connected
+
+ADMIN = Principal("admin", "flight")
+ROWS = pa.RecordBatch.from_pydict({"value": pa.array([b"1", b"2"], pa.binary())})
+
+
+class Endpoints(Pair):
+    """Both brokers with their Flight endpoints."""
+
+    owner_endpoint: Endpoint
+    other_endpoint: Endpoint
+    location = ""
+    """Where the other broker believes the endpoint of the coordinator to be."""
+
+    def client(self, **login: str) -> FlightClient:
+        return FlightClient(Servers.parse(self.other_endpoint.address, **login))
+
+
+@asynccontextmanager
+async def endpoints(mode: Mode = Mode.OPEN, wait_seconds: float = SECONDS) -> AsyncIterator[Endpoints]:
+    async with asyncio.timeout(2 * SECONDS), Endpoints(mode) as pair:
+        forwarding = Forwarding(lambda: pair.location, wait_seconds=wait_seconds)
+        pair.owner_endpoint = await Endpoint.open("127.0.0.1", 0, pair.owner.broker, pair.owner.access, EndpointSettings())
+        settings = EndpointSettings(forwarding=forwarding)
+        pair.other_endpoint = await Endpoint.open("127.0.0.1", 0, pair.other.broker, pair.other.access, settings)
+        pair.location = f"grpc+tcp://{pair.owner_endpoint.address}"
+        try:
+            yield pair
+        finally:
+            await pair.other_endpoint.drain(5)
+            await pair.owner_endpoint.drain(5)
+
+
+async def test_groups_and_exactly_once_writers_work_at_the_other_broker() -> None:
+    def use(client: FlightClient) -> None:
+        with client:
+            client.create_topic("t")
+            client.append("t", [ROWS], partition=0)
+            assert client.stage("h", [ROWS] * 3, topic="t", writer="w").records == 6
+            assert client.publish("w", 0, ["h"]).records == 6
+            assert client.publish("w", 0, ["h"]).already
+            client.commit("g", {"t": {0: 2}})
+            assert client.committed("g", "t") == {0: 2}
+            assert client.describe(["t"])["t"].partitions[0].end == 8
+
+    async with endpoints() as pair:
+        await asyncio.to_thread(use, pair.client())
+
+
+async def test_the_coordinator_checks_the_caller_itself() -> None:
+    async with endpoints(Mode.ENFORCED) as pair:
+        async with connected(pair.owner, user="admin", password=PASSWORD) as admin:
+            await admin.create_topic("t")
+            await admin.create_user("bob", PASSWORD, ["producer"])
+        await until(lambda: "bob" in pair.other.access.policy.users)
+
+        def use() -> None:
+            with pair.client(user="admin", password=PASSWORD) as client:
+                client.commit("g", {"t": {0: 0}})
+                assert client.committed("g", "t") == {0: 0}
+            with pair.client(user="bob", password=PASSWORD) as client, pytest.raises(NotAuthorized):
+                client.commit("g", {"t": {0: 0}})
+            with pair.client(user="admin", password=secret("wrong")) as client, pytest.raises(LoginFailed):
+                client.commit("g", {"t": {0: 0}})
+
+        await asyncio.to_thread(use)
+
+
+async def test_a_put_whose_rows_break_off_stages_nothing_at_the_coordinator() -> None:
+    class Broken(Exception):
+        pass
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield ROWS
+        raise Broken
+
+    def use(client: FlightClient) -> None:
+        with client, pytest.raises(Broken):
+            client.create_topic("t")
+            client.stage("h", rows(), topic="t", writer="w")
+
+    async with endpoints() as pair:
+        await asyncio.to_thread(use, pair.client())
+        await until(lambda: not pair.owner_endpoint.calls.under_way and not pair.other_endpoint.calls.under_way)
+        assert not pair.owner.broker.stages(ADMIN)
+
+
+async def test_without_a_coordinator_or_with_a_forwarded_call_the_error_is_that_of_the_broker() -> None:
+    async with endpoints(wait_seconds=0.3) as pair:
+
+        def forwarded() -> None:
+            with pair.client() as client:
+                client.create_topic("t")
+            body = request.encode(request.Committed("g", "t"))
+            plain = flight.FlightClient(f"grpc+tcp://{pair.other_endpoint.address}")
+            options = flight.FlightCallOptions(headers=[(FORWARDED.encode(), b"1")])
+            with pytest.raises(flight.FlightUnavailableError, match="not_coordinator"):
+                list(plain.do_action(flight.Action("committed", body), options))
+
+        def alone() -> None:
+            with pair.client() as client, pytest.raises(NotCoordinator):
+                client.committed("g", "t")
+
+        await asyncio.to_thread(forwarded)
+        pair.location = ""
+        await asyncio.to_thread(alone)
