@@ -6,13 +6,11 @@ connection, so a client that repeats a request without a reply cannot stage a re
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from functools import partial
 from itertools import groupby
 from typing import Final
 
-from headrace.broker import Broker, Principal, Published, Transaction
+from headrace.broker import Broker, Principal, Published, PublishedTogether, Transaction
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_TRANSACTIONS_MAX
@@ -48,19 +46,20 @@ class _Open:
 
 
 class Committing:
-    """A commit in flight."""
+    """A commit in flight. `answered` is called when it is answered."""
 
-    __slots__ = ("_answer", "_held", "size_bytes")
+    __slots__ = ("_answer", "_answered", "_held", "size_bytes")
 
-    def __init__(self, held: _Open, answer: asyncio.Future[list[Published]]) -> None:
-        self._held, self._answer = held, answer
+    def __init__(self, held: _Open, answer: PublishedTogether, answered: Callable[[_Open], None]) -> None:
+        self._held, self._answer, self._answered = held, answer, answered
         self.size_bytes = held.transaction.size_bytes + _COMMIT_BYTES
 
     @property
-    def outcome(self) -> asyncio.Future[list[Published]]:
-        return self._answer
+    def outcome(self) -> PublishedTogether | None:
+        return None if self._answer.done() else self._answer
 
     def reply(self, dialect: Dialect) -> bytes:
+        self._answered(self._held)
         error = self._answer.exception()
         if isinstance(error, BrokerError):
             return encode_failure(error_reply(error), dialect)
@@ -82,7 +81,7 @@ class TransactionHandlers:
 
     def abort_all(self) -> None:
         """Abort all: the connection is lost, or another user has logged in."""
-        for held in self._open.values():
+        for held in (*self._open.values(), *self._committing.values()):
             held.transaction.abort()
         self._open.clear()
         self._committing.clear()
@@ -119,18 +118,13 @@ class TransactionHandlers:
                 self._open.pop(request.transaction, None)
             raise
         self._committing[request.transaction] = self._open.pop(request.transaction)
-        answer.add_done_callback(partial(self._committed, held))
-        return Committing(held, answer)
+        return Committing(held, answer, self._answered)
 
-    def _committed(self, held: _Open, answer: asyncio.Future[list[Published]]) -> None:
+    def _answered(self, held: _Open) -> None:
+        """Note that the commit is answered. After a retriable error the transaction is open again."""
         id = held.transaction.id
-        is_lost = self._committing.pop(id, None) is None
-        if held.transaction.is_open:
-            if is_lost:
-                # Still open after a retriable error, but the connection is lost and no other can end the transaction.
-                held.transaction.abort()
-            else:
-                self._open[id] = held
+        if self._committing.pop(id, None) is not None and held.transaction.is_open:
+            self._open[id] = held
 
     async def rollback(self, request: TxnRollback) -> Reply:
         held = self._find(request.transaction)
