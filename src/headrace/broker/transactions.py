@@ -15,7 +15,7 @@ from typing import Final, Protocol
 from headrace.broker.authorizer import Principal
 from headrace.broker.groups.offsets import Groups
 from headrace.broker.meters import Meters
-from headrace.broker.publishing.publish import Placing, Publisher
+from headrace.broker.publishing.publish import Placing, Publisher, Route
 from headrace.broker.publishing.published import Published, PublishedTogether
 from headrace.broker.settings import Clock, Later
 from headrace.broker.tables import Staged
@@ -23,8 +23,8 @@ from headrace.broker.topics import check_name
 from headrace.engine.catalog import check_batch, headers_bytes
 from headrace.engine.contract import Appended, Commits, Write
 from headrace.errors import AppendUnknown, BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, Unavailable
-from headrace.limits import TRANSACTION_BYTES_MAX
-from headrace.records import AnyBatch, ColumnBatch
+from headrace.limits import MIB, TRANSACTION_BYTES_MAX
+from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 
 
 class _State(Enum):
@@ -45,6 +45,8 @@ _WORDS = {
 
 _RECORD_BYTES: Final = 16
 """Size of a record in a transaction beyond its content: many empty records use memory too."""
+_WHOLE_BYTES_MAX: Final = MIB
+"""Size of transactions that are published and committed together."""
 
 
 def weight(batch: AnyBatch, size_bytes: int | None = None) -> int:
@@ -153,13 +155,35 @@ class Transaction:
             commit.answer.land(list(_published(commit.placings, [])))
             return commit.answer
         transactions.append(commit, self._commits, self.size_bytes)
-        self._state = _State.COMMITTING
-        transactions.committing(self)
+        self.committing()
         return commit.answer
 
-    def committed(self, placings: Sequence[Placing], seconds: float) -> None:
+    def stage_whole(
+        self, others: Sequence[Transaction], topic: str, values: Sequence[bytes], counts: Sequence[int]
+    ) -> PublishedTogether | None:
+        """Publish to this transaction and to others of its principal, and commit them, as `publish` and `stage_commit` do for each.
+
+        `counts` are the records of each. The result is the position of all records. Return None, with nothing staged, if they must be
+        handled one by one.
+        """
+        return self._transactions.stage_whole(self._who, [self, *others], topic, values, counts)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is open and nothing is staged yet."""
+        return self._state is _State.OPEN and not self._placings and not self._commits
+
+    def committing(self) -> None:
+        """Take the begin of the commit."""
+        self._state = _State.COMMITTING
+        self._transactions.committing(self)
+
+    def committed(self) -> None:
         """Take the success of the commit."""
         self._end(_State.COMMITTED)
+
+    def count(self, placings: Sequence[Placing], seconds: float) -> None:
+        """Count the records that were committed."""
         meters = self._transactions.publisher.meters
         for placing in placings:
             meters.meter(placing.topic, self._who.protocol).published(placing.topic, placing.writes, seconds)
@@ -223,13 +247,68 @@ class _Commit:
         if error is not None:
             self.fail(error)
             return
-        self._transaction.committed(self.placings, self._meters.ticks() - self._began)
+        self._transaction.committed()
+        self._transaction.count(self.placings, self._meters.ticks() - self._began)
         if not self.answer.done():
             appended = staged.result()
             self.answer.land(list(_published(self.placings, appended[first:] if first else appended)))
 
     def fail(self, error: BaseException) -> None:
         self._transaction.failed(error)
+        if not self.answer.done():
+            self.answer.fail(error)
+
+
+class _Whole:
+    """Commit under way of transactions that get all their records together with the commit. They are one write."""
+
+    __slots__ = ("_began", "_counts", "_meters", "_protocol", "_route", "_transactions", "_values", "answer", "partition", "writes")
+
+    def __init__(
+        self,
+        transactions: Sequence[Transaction],
+        route: Route,
+        values: Sequence[bytes],
+        counts: Sequence[int],
+        meters: Meters,
+        protocol: str,
+    ) -> None:
+        self._transactions, self._route, self._values, self._counts = transactions, route, values, counts
+        self._meters, self._protocol, self._began = meters, protocol, meters.ticks()
+        self.partition = 0 if route.partitions == 1 else route.next_turn()
+        self.writes: Sequence[Write] = [Write(route.topic, self.partition, RecordBatch(values))]
+        self.answer = PublishedTogether()
+
+    def landed(self, staged: Staged, first: int) -> None:
+        error = staged.exception()
+        if isinstance(error, AppendUnknown) and error.outcome is not None:
+            self.answer.fail(error)
+            error.outcome.add_done_callback(partial(self._known, first))
+        else:
+            self._known(first, staged)
+
+    def _known(self, first: int, staged: Staged) -> None:
+        error = staged.exception()
+        if error is not None:
+            self.fail(error)
+            return
+        for transaction in self._transactions:
+            transaction.committed()
+        (write,), meter = self.writes, self._meters.meter(self._route.topic, self._protocol)
+        meter.published_batches_together(len(self._transactions), write.records, write.size_bytes, self._meters.ticks() - self._began)
+        if not self.answer.done():
+            appended, partition = staged.result()[first], self.partition
+            places = None if appended.offsets is None else [(partition, offset) for offset in appended.offsets]
+            self.answer.land([Published(partition, appended.base_offset, appended.count, appended.timestamp, places)])
+
+    def fail(self, error: BaseException) -> None:
+        """Take the failure. A transaction that stays open has its records then."""
+        first = 0
+        for transaction, count in zip(self._transactions, self._counts, strict=True):
+            transaction.failed(error)
+            if transaction.is_open:
+                transaction.publish(self._route.topic, RecordBatch(self._values[first : first + count]), self.partition)
+            first += count
         if not self.answer.done():
             self.answer.fail(error)
 
@@ -322,6 +401,26 @@ class Transactions:
         staged = self.publisher.append([*commit.writes, self.groups.write(offsets)])
         self.groups.follow(staged, offsets)
         staged.add_done_callback(partial(_landed, commit))
+
+    def stage_whole(
+        self, who: Principal, transactions: Sequence[Transaction], topic: str, values: Sequence[bytes], counts: Sequence[int]
+    ) -> PublishedTogether | None:
+        """Stage as `Transaction.stage_whole` does."""
+        size_bytes = sum(map(len, values))
+        if size_bytes > _WHOLE_BYTES_MAX or not all([transaction.is_empty for transaction in transactions]):
+            return None
+        try:
+            self.publisher.check_open()
+            route = self.publisher.known_route(who, topic)
+        except BrokerError:
+            return None
+        if not route.is_plain:
+            return None
+        whole = _Whole(transactions, route, values, counts, self.publisher.meters, who.protocol)
+        self.publisher.gathering.add_commit(whole, size_bytes)
+        for transaction in transactions:
+            transaction.committing()
+        return whole.answer
 
     def committing(self, transaction: Transaction) -> None:
         """Do not count it as open. The caller that waits for the commit bounds the number of these."""

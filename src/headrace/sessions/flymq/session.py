@@ -28,12 +28,21 @@ from headrace.sessions.flymq.errors import error_reply, not_understood
 from headrace.sessions.flymq.handlers import Handlers
 from headrace.sessions.flymq.members import SHARED
 from headrace.sessions.flymq.staging import Staged, StagedMany, StagedRecord, failed, stage, stage_many
-from headrace.sessions.flymq.transactions import Committing
+from headrace.sessions.flymq.transactions import Committing, WholeCommitting
 from headrace.sessions.session import BaseSession
 from headrace.sessions.turns import Turns
 from headrace.wire.flymq import Dialect, RequestDecoder, encode_failure, encode_reply, opcode_of, speaks_sdk
 from headrace.wire.flymq.access_messages import AccessRequest
-from headrace.wire.flymq.advanced_messages import DelayedBatch, ProduceDelayed, ProduceWithTtl, TxnBegin, TxnCommit, TxnProduceBatch
+from headrace.wire.flymq.advanced_messages import (
+    DelayedBatch,
+    ProduceDelayed,
+    ProduceWithTtl,
+    TxnBegin,
+    TxnBeginBatch,
+    TxnCommit,
+    TxnProduceBatch,
+    TxnWholeBatch,
+)
 from headrace.wire.flymq.framing import inflate
 from headrace.wire.flymq.messages import (
     AUTO,
@@ -157,6 +166,11 @@ class FlyMqSession(BaseSession[Step]):
                 return self._serves(batch_of(message))
             case Packed():
                 self._start(self._unpack(message))
+            case TxnWholeBatch() | TxnBeginBatch():
+                if not self._is_writable():
+                    return False
+                self._work_left -= 1
+                self._stage_transactions(message)
             case TxnProduceBatch() | TxnBegin() | TxnCommit():
                 if not self._is_writable():
                     return False
@@ -209,7 +223,7 @@ class FlyMqSession(BaseSession[Step]):
 
     # Records.
 
-    def _queue(self, staged: Staged | StagedMany | StagedRecord | StagedReplies | Committing | bytes) -> None:
+    def _queue(self, staged: Staged | StagedMany | StagedRecord | StagedReplies | Committing | WholeCommitting | bytes) -> None:
         """Queue the reply."""
         if isinstance(staged, bytes):
             self._reply(staged)
@@ -236,6 +250,17 @@ class FlyMqSession(BaseSession[Step]):
         if not self._publishes(batch):
             # The topic was deleted again in between.
             self._queue(failed(batch, UnknownTopic(batch.topic)))
+
+    def _stage_transactions(self, batch: TxnWholeBatch | TxnBeginBatch) -> None:
+        if isinstance(batch, TxnBeginBatch):
+            self._reply(self._handlers.transactions.begin_all(batch, self._dialect))
+            return
+        staged = self._handlers.transactions.stage_whole(batch)
+        if isinstance(staged, int):
+            requests, rest = batch.split(staged)
+            self._inbox.extendleft(reversed(requests if rest is None else [*requests, rest]))
+        else:
+            self._queue(staged)
 
     async def _produce_to_new_topic(self, request: TxnProduceBatch) -> None:
         self._queue(await self._handlers.transactions.produce_to_new_topic(request, self._dialect))
