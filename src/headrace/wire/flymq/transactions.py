@@ -321,17 +321,17 @@ def _take_stretch(values: list[bytes], field: bytes, buffer: bytes, position: in
     if count < _STRETCH_MIN:
         return 0
     stop: int = position + count * frame_bytes
-    chunks = buffer[position + front_bytes : stop].split(front)
-    # If there are as many chunks as frames and none is too long, none is too short, and every separator is the start of a frame.
-    if len(chunks) != count or max(map(len, chunks)) != value_bytes:
+    rows = struct.Struct(f"{front_bytes}s{value_bytes}s").iter_unpack(memoryview(buffer)[position:stop])
+    fronts, found = zip(*rows, strict=True)
+    if fronts.count(front) != count:
         return 0
-    values += chunks
+    values += found
     return stop
 
 
 def _stretch(front: bytes, buffer: bytes, position: int, frame_bytes: int, count_max: int) -> int:
-    """Return how many frames have the same head, found by bisection. It assumes that such frames are contiguous; the split detects a wrong
-    guess."""
+    """Return how many frames have the same head, found by bisection. It assumes that such frames are contiguous; the caller detects a
+    wrong guess."""
     low, high = min(1, count_max), count_max
     while low < high:
         middle = (low + high + 1) // 2
