@@ -93,7 +93,8 @@ def test_every_opcode_of_the_specification_is_supported() -> None:
         ("of 256 MiB together wait", limits.DELAYED_BYTES_MAX),
         ("each of at most 16 MiB", limits.DELAYED_RECORD_BYTES_MAX),
         ("holds at most 256 MiB", limits.TRANSACTION_BYTES_MAX),
-        ("1,000 may be open", limits.TRANSACTIONS_OPEN_MAX),
+        ("10,000 may be open", limits.TRANSACTIONS_OPEN_MAX),
+        ("1,000 of them on one connection", limits.FLYMQ_TRANSACTIONS_MAX),
         ("up to 1,000, all or none", limits.DEAD_LETTERS_REPLAYED_MAX),
     ],
 )
