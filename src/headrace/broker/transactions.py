@@ -307,7 +307,10 @@ class _Whole:
         for transaction, count in zip(self._transactions, self._counts, strict=True):
             transaction.failed(error)
             if transaction.is_open:
-                transaction.publish(self._route.topic, RecordBatch(self._values[first : first + count]), self.partition)
+                try:
+                    transaction.publish(self._route.topic, RecordBatch(self._values[first : first + count]), self.partition)
+                except BrokerError:  # the topic or the permission is gone, or open transactions may not hold so much
+                    transaction.abort()
             first += count
         if not self.answer.done():
             self.answer.fail(error)

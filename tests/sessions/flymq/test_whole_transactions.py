@@ -77,6 +77,19 @@ async def test_after_a_full_disk_each_transaction_has_its_records_and_can_be_com
         assert server.broker._transactions._bytes == 0
 
 
+async def test_a_failed_transaction_whose_records_cannot_be_kept_is_aborted_and_the_others_are_not() -> None:
+    async with running_server(BrokerSettings(transactions_bytes_max=40)) as server:
+        peer = server.peer()
+        await peer.one(CreateTopic("a", 1))
+        ids = await begun(peer, 3)
+        server.engine.failure = DiskFull("full")
+        peer.send(*requests(ids))
+        assert [type(reply) for reply in await peer.replies(6)] == [Placed, Failure] * 3
+        server.engine.failure = None
+        assert [type(reply) for reply in await peer.exchange(*map(TxnCommit, ids))] == [TxnEnded, TxnEnded, Failure]
+        assert await values(peer) == [b"0", b"1"]
+
+
 async def test_a_connection_lost_before_the_failure_leaves_no_open_transaction() -> None:
     async with running_server() as server:
         peer = server.peer()

@@ -85,7 +85,8 @@ class PublishedOne(Landing):
     __slots__ = ("offset", "partition", "timestamp")
 
     def __init__(self, partition: int) -> None:
-        super().__init__()
+        # As in `Landing`. There is one for each single record, and the call would take as long as the rest.
+        self.error, self._is_done, self._callback = None, False, None
         self.partition = partition
         self.offset = self.timestamp = 0
         """Of the record, when it is done without an error."""
