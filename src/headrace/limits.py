@@ -44,8 +44,8 @@ LOG_DESCRIPTORS_RESERVED: Final = 32
 
 # Broker
 TRANSACTION_BYTES_MAX: Final = 256 * MIB
-TRANSACTIONS_OPEN_MAX: Final = 1_000
-FLYMQ_TRANSACTIONS_MAX: Final = 100
+TRANSACTIONS_OPEN_MAX: Final = 10_000
+FLYMQ_TRANSACTIONS_MAX: Final = 1_000
 """Open transactions of one FlyMQ connection, so that one client cannot take all of `TRANSACTIONS_OPEN_MAX`."""
 STAGED_MEMORY_BYTES_MAX: Final = 160 * MIB
 """Memory for all stages of exactly-once writers. The rest of the staged records is on disk."""

@@ -9,17 +9,37 @@ import pytest
 from headrace.bench.children import BenchFailed
 from headrace.bench.topics import TransactionMeter, workloads
 from headrace.wire.flymq import Dialect, Opcode, RequestDecoder, encode_failure, encode_reply
-from headrace.wire.flymq.advanced_messages import PlacedBatch, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceBatch
-from headrace.wire.flymq.messages import Failure, RecordMetadataBatch
+from headrace.wire.flymq.advanced_messages import (
+    PlacedBatch,
+    TxnBegin,
+    TxnBeginBatch,
+    TxnBegun,
+    TxnCommit,
+    TxnEnded,
+    TxnProduceBatch,
+    TxnWholeBatch,
+)
+from headrace.wire.flymq.messages import Failure, RecordMetadataBatch, RequestEvent
 from tests.bench.commands import measured
 
 VALUES = [[b"%d" % number] * 20 for number in range(3)]
 
 
+def requests_in(frames: bytes) -> list[RequestEvent]:
+    """Return the requests one by one."""
+    found: list[RequestEvent] = []
+    for event in RequestDecoder().feed(frames):
+        if isinstance(event, TxnWholeBatch):
+            found += event.split(len(event))[0]
+        else:
+            found += event.requests() if isinstance(event, TxnBeginBatch) else [event]
+    return found
+
+
 def replies_to(requests: bytes) -> bytes:
     """Answer as a broker does."""
     frames = b""
-    for event in RequestDecoder().feed(requests):
+    for event in requests_in(requests):
         if isinstance(event, TxnProduceBatch):
             count = len(event)
             rows = RecordMetadataBatch(event.topic, [0] * count, [0] * count, [7] * count, [-1] * count, [1] * count)
@@ -34,12 +54,12 @@ def replies_to(requests: bytes) -> bytes:
 @pytest.mark.parametrize("piece_bytes", [1, 7, 100, 100_000])
 def test_the_meter_counts_the_records_of_committed_transactions_however_replies_are_cut(id: str, piece_bytes: int) -> None:
     meter = TransactionMeter("t", VALUES)
-    assert set(map(type, RequestDecoder().feed(meter.begins))) == {TxnBegin}
+    assert set(map(type, requests_in(meter.begins))) == {TxnBegin}
     requests = b""
     for number in range(len(VALUES)):
         frame = encode_reply(Opcode.TXN_BEGIN, TxnBegun(f"{id}{number}"))
         requests += meter.feed(bytearray(frame + b"stale"), len(frame))
-    sent = [event for event in RequestDecoder().feed(requests) if isinstance(event, TxnProduceBatch)]
+    sent = [event for event in requests_in(requests) if isinstance(event, TxnProduceBatch)]
     assert [(event.transaction, event.values) for event in sent] == [(f"{id}{number}", VALUES[number]) for number in range(3)]
     stream = replies_to(requests)
     for at in range(0, len(stream), piece_bytes):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.broker import Outcome, Principal, Published, PublishedOne, TopicConfig
+from headrace.broker import Outcome, Principal, Published, PublishedOne, PublishedTogether, TopicConfig, Transaction
 from headrace.broker.authorizer import Action, Resource
 from headrace.broker.publishing.gathering import RECORD_BYTES_MAX
 from headrace.broker.publishing.partitioner import partition_of
@@ -18,6 +18,14 @@ from tests.broker.harness import ANN, Harness, turns
 
 
 async def landed(outcome: Outcome) -> Published:
+    for _ in range(30):
+        if outcome.done():
+            return outcome.result()
+        await asyncio.sleep(0)
+    raise AssertionError("not done")
+
+
+async def together(outcome: PublishedTogether) -> list[Published]:
     for _ in range(30):
         if outcome.done():
             return outcome.result()
@@ -48,7 +56,8 @@ async def test_records_published_in_other_ways_keep_the_call_order(harness: Harn
     committed = transaction.stage_commit()
     last = harness.broker.publish_one(ANN, "t", b"8")
     assert each is not None
-    await asyncio.gather(each, committed)
+    await each
+    assert [one.base_offset for one in await together(committed)] == [7]
     assert (await landed(last)).base_offset == 8
     assert await harness.values() == [str(number) for number in range(9)]
 
@@ -172,3 +181,104 @@ async def test_records_that_need_more_than_a_place_are_published_one_by_one(harn
     harness.broker.tracer = tracer = _Tracer()
     await landed(harness.broker.publish_one(ANN, "t", b"v"))
     assert tracer.published == ["t"]
+
+
+def begun(harness: Harness, *values: bytes, topic: str = "t") -> Transaction:
+    transaction = harness.broker.begin(ANN)
+    for value in values:
+        transaction.publish(topic, RecordBatch([value]))
+    return transaction
+
+
+async def test_transactions_committed_in_one_turn_share_an_append_in_call_order(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    transactions = [begun(harness, b"%d" % number, b"%d'" % number) for number in range(5)]
+    before = harness.engine.appends
+    committed = [transaction.stage_commit() for transaction in transactions]
+    last = harness.broker.publish_one(ANN, "t", b"last")
+    assert [[one.base_offset for one in await together(outcome)] for outcome in committed] == [
+        [2 * number, 2 * number + 1] for number in range(5)
+    ]
+    assert (await landed(last)).base_offset == 10
+    assert harness.engine.appends == before + 2
+    assert harness.broker.meters.meter("t", ANN.protocol).published_records == 11
+
+
+async def test_large_transactions_of_one_turn_do_not_share_an_append(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    transactions = [begun(harness, b"x" * 200_000) for _ in range(3)]
+    before = harness.engine.appends
+    committed = [transaction.stage_commit() for transaction in transactions]
+    assert [(await together(outcome))[0].base_offset for outcome in committed] == [0, 1, 2]
+    assert harness.engine.appends == before + 3
+
+
+async def test_transactions_that_share_a_failed_append_can_be_committed_again(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    transactions = [begun(harness, b"%d" % number) for number in range(3)]
+    harness.engine.error = DiskFull("full")
+    for outcome in [transaction.stage_commit() for transaction in transactions]:
+        with pytest.raises(DiskFull):
+            await together(outcome)
+    harness.engine.error = None
+    transactions[1].abort()
+    assert (await transactions[2].commit())[0].base_offset == 0
+    assert (await transactions[0].commit())[0].base_offset == 1
+    assert await harness.values() == ["2", "0"]
+
+
+async def test_a_topic_deleted_in_the_turn_fails_only_its_own_transaction(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    await harness.broker.create_topic(ANN, "gone")
+    first, second, third = begun(harness, b"1"), begun(harness, b"2", topic="gone"), begun(harness, b"3")
+    committed = [transaction.stage_commit() for transaction in (first, second, third)]
+    await harness.engine.delete_topic("gone")
+    assert (await together(committed[0]))[0].base_offset == 0
+    with pytest.raises(UnknownTopic):
+        await together(committed[1])
+    assert (await together(committed[2]))[0].base_offset == 1
+    assert second.has_ended
+
+
+async def test_a_commit_of_offsets_follows_what_was_published_before_it(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    order: list[list[str]] = []
+    append = harness.engine.append
+
+    def recorded(writes: Any, **options: Any) -> Any:
+        order.append([write.topic for write in writes])
+        return append(writes, **options)
+
+    harness.engine.append = recorded  # type: ignore[method-assign]
+    harness.broker.publish_one(ANN, "t", b"0")
+    begun(harness, b"1").stage_commit()
+    await harness.broker.stage_commit(ANN, "g", {("t", 0): 1})
+    assert order == [["t"], ["t"], ["__offsets"]]
+
+
+async def test_a_cancelled_commit_that_fails_is_not_open_again(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    transaction = begun(harness, b"1")
+    harness.engine.error = DiskFull("full")
+    committing = asyncio.create_task(transaction.commit())
+    await asyncio.sleep(0)
+    committing.cancel()
+    await turns()
+    assert committing.cancelled() and transaction.has_ended
+
+
+async def test_transactions_begun_together_share_a_timer_and_each_has_its_time(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    before = harness.clock.running
+    early = [harness.broker.begin(ANN, timeout_ms=1000) for _ in range(3)]
+    assert harness.clock.running == before + 1
+    harness.clock.tick(10)
+    late = harness.broker.begin(ANN, timeout_ms=1000)
+    other = harness.broker.begin(ANN, timeout_ms=500)
+    early[0].abort()
+    harness.clock.tick(500)
+    assert [one.has_ended for one in (other, *early, late)] == [True, True, False, False, False]
+    harness.clock.tick(490)
+    assert [one.has_ended for one in (*early, late)] == [True, True, True, False]
+    late.abort()
+    assert harness.clock.running == before

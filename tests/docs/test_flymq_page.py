@@ -13,7 +13,7 @@ from headrace.server.config import SETTINGS
 from headrace.sessions.flymq import filter as flymq_filter
 from headrace.sessions.flymq.staging import RECORD_BYTES_MAX
 from headrace.wire.flymq import Opcode, ReplyDecoder, RequestDecoder, opcode_of
-from headrace.wire.flymq.advanced_messages import DelayedBatch
+from headrace.wire.flymq.advanced_messages import DelayedBatch, TxnBeginBatch, TxnWholeBatch
 from headrace.wire.flymq.framing import MESSAGE_BYTES_MAX
 from headrace.wire.flymq.messages import Broken, CommitBatch, Malformed, Packed, ProduceMany, UnknownOpcode
 from headrace.wire.flymq.opcodes import SPECIFIED
@@ -39,7 +39,7 @@ REPLIES = [parted(line) for line in LINES[1::2]]
 @pytest.mark.parametrize(("frame", "caption"), REQUESTS, ids=[caption for _, caption in REQUESTS])
 def test_every_request_is_one_whole_frame_and_named_by_its_caption(frame: bytes, caption: str) -> None:
     (event,) = RequestDecoder().feed(frame)
-    assert not isinstance(event, Broken | CommitBatch | DelayedBatch | Packed | ProduceMany | UnknownOpcode)
+    assert not isinstance(event, Broken | CommitBatch | DelayedBatch | Packed | ProduceMany | TxnBeginBatch | TxnWholeBatch | UnknownOpcode)
     opcode = event.opcode if isinstance(event, Malformed) else opcode_of(event)
     assert re.split(r"[ ,]", caption)[0] == Opcode(opcode).name
 
@@ -93,7 +93,8 @@ def test_every_opcode_of_the_specification_is_supported() -> None:
         ("of 256 MiB together wait", limits.DELAYED_BYTES_MAX),
         ("each of at most 16 MiB", limits.DELAYED_RECORD_BYTES_MAX),
         ("holds at most 256 MiB", limits.TRANSACTION_BYTES_MAX),
-        ("1,000 may be open", limits.TRANSACTIONS_OPEN_MAX),
+        ("10,000 may be open", limits.TRANSACTIONS_OPEN_MAX),
+        ("1,000 of them on one connection", limits.FLYMQ_TRANSACTIONS_MAX),
         ("up to 1,000, all or none", limits.DEAD_LETTERS_REPLAYED_MAX),
     ],
 )

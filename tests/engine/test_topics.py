@@ -144,8 +144,12 @@ async def test_all_topics_together_have_at_most_so_many_partitions(subject: Subj
         await subject.topic(f"t{number}", partitions=limits.PARTITIONS_PER_TOPIC_MAX)
     if rest:
         await subject.topic("rest", partitions=rest)
+    await subject.reopen()
     with pytest.raises(LimitExceeded):
         await subject.topic("one more")
     await subject.engine.create_topic("__table", 1, TopicConfig(), internal=True)  # internal topics do not count
     await subject.engine.delete_topic("t0")
     await subject.topic("one more")
+    await subject.engine.alter_topic("one more", partitions=limits.PARTITIONS_PER_TOPIC_MAX)
+    with pytest.raises(LimitExceeded):
+        await subject.topic("two more")

@@ -191,3 +191,27 @@ def test_a_directory_whose_name_could_not_be_synced_is_not_taken_for_durable(tmp
     failing.clear()
     files.make_dir("logs")
     assert synced == [str(tmp_path)]
+
+
+def test_directories_made_together_share_the_sync_of_their_parent_and_a_failure_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, fsync, failing = DiskFiles(tmp_path), os.fsync, [True]
+    synced: list[str] = []
+
+    def sync(fd: int) -> None:
+        path = os.readlink(f"/proc/self/fd/{fd}")
+        if failing and path.endswith("logs"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        synced.append(path)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    with pytest.raises(OSError, match="Input/output"):
+        files.make_dir("logs/1", "logs/2", "logs/3")
+    assert files.list("logs") == []
+    failing.clear()
+    synced.clear()
+    files.make_dir("logs/1", "logs/2", "logs/3")
+    assert synced == [str(tmp_path / "logs")]
+    assert files.list("logs") == ["1", "2", "3"]

@@ -289,21 +289,28 @@ class SimulatedFiles:
             names = [path for path in (*self._names, *self._directories) if path != directory and path.startswith(below)]
         return sorted(path[len(below) :] for path in names if "/" not in path[len(below) :])
 
-    def make_dir(self, directory: str) -> None:
-        steps = directory.split("/") if directory else []
-        for depth in range(1, len(steps) + 1):
-            made = "/".join(steps[:depth])
-            if made not in self._directories and self.attempt("make_dir", made):
-                with self.mutex:
-                    self._directories.add(made)
-                    self.operations.append(Operation("make_dir", made))
-                try:
-                    self.sync_dir(parent(made))
-                except OSError:
+    def make_dir(self, *directories: str) -> None:
+        missing = [directory for directory in dict.fromkeys(directories) if directory and directory not in self._directories]
+        if not missing:
+            return
+        above = builtins.list(dict.fromkeys(map(parent, missing)))
+        self.make_dir(*above)
+        made: builtins.list[str] = []
+        try:
+            for directory in missing:
+                if self.attempt("make_dir", directory):
                     with self.mutex:
-                        self._directories.discard(made)
-                        self.operations.append(Operation("remove_dir", made))
-                    raise
+                        self._directories.add(directory)
+                        self.operations.append(Operation("make_dir", directory))
+                    made.append(directory)
+            for directory in above:
+                self.sync_dir(directory)
+        except OSError:
+            with self.mutex:
+                for directory in made:
+                    self._directories.discard(directory)
+                    self.operations.append(Operation("remove_dir", directory))
+            raise
 
     def remove_dir(self, directory: str) -> None:
         if not self.attempt("remove_dir", directory) or directory not in self._directories:
@@ -334,7 +341,18 @@ class SimulatedFiles:
                 self._give_back(inode)
                 self.operations.append(Operation("remove", path, inode.number))
 
-    def sync_dir(self, directory: str) -> None:
+    def sync_dir(self, *directories: str) -> None:
+        """Sync in sequence, so that the history is ordered. Raises the first failure after trying all."""
+        failures: builtins.list[OSError] = []
+        for directory in directories:
+            try:
+                self._sync_dir(directory)
+            except OSError as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def _sync_dir(self, directory: str) -> None:
         try:
             fault = self.call("sync_dir", directory)
         except _Failing as failing:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import secrets
 import socket
+import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle, islice
 from statistics import fmean, median
@@ -24,9 +25,9 @@ from headrace.bench.protocols.meters import Acks
 from headrace.bench.report import Figure, Target, cpu_note
 from headrace.limits import DELAYED_MAX
 from headrace.wire.flymq import Opcode, decode_reply, encode_request
-from headrace.wire.flymq.advanced_messages import ProduceDelayed, ProduceWithTtl, TxnBegin, TxnBegun, TxnCommit, TxnProduceBatch
+from headrace.wire.flymq.advanced_messages import ProduceDelayed, ProduceWithTtl, TxnBegin, TxnCommit, TxnProduceBatch
 from headrace.wire.flymq.framing import HEADER_BYTES
-from headrace.wire.flymq.messages import Commit, CreateTopic, ProduceBatch, Reply, ReplyFrame, Request
+from headrace.wire.flymq.messages import Commit, CreateTopic, ProduceBatch, ReplyFrame, Request
 
 STAGED_TARGET: Final = Target(at_least=0.3)
 """Of PRODUCE to one topic: many topics in turn, COMMIT, PRODUCE_DELAYED and PRODUCE_WITH_TTL."""
@@ -34,10 +35,13 @@ TRANSACTION_TARGETS: Final = {100: Target(at_least=0.7), 1: Target(at_least=0.2)
 """By records of a transaction."""
 _DELAY_MS: Final = 3_600_000
 _GROUP: Final = "bench"
-_OPEN: Final = 24
-"""Transactions that are begun together. Up to four groups are open; a connection may have 100."""
+_OPEN: Final = 240
+"""Transactions that are begun together. Up to four groups are open; a connection may have 1,000."""
 _ID: Final = "\0" * 20
 """Stands for the id of a transaction in prebuilt frames. Most ids have this length."""
+_ID_BYTES: Final = _ID.encode()
+_REPLY: Final = struct.Struct(">2xBxIH")
+"""Opcode, payload size, and length of the id."""
 
 
 Plan: TypeAlias = "list[bytes] | TransactionMeter"
@@ -185,38 +189,38 @@ class TransactionMeter:
     def feed(self, received: bytearray, size: int) -> bytes:
         self._held += memoryview(received)[:size]
         held, at, begins, requests = bytes(self._held), self._skipped, list[bytes](), list[bytes]()
-        while len(held) - at >= HEADER_BYTES:
-            end = at + HEADER_BYTES + payload_bytes(held[at : at + HEADER_BYTES])
-            opcode = held[at + 2]
+        size, unpack = len(held), _REPLY.unpack_from
+        while size - at >= _REPLY.size:
+            opcode, length, id_bytes = unpack(held, at)
+            end = at + HEADER_BYTES + length
             if opcode == Opcode.TXN_PRODUCE:
                 # All replies to the records of one transaction have the same size.
                 at += (end - at) * self._records[0]
                 continue
-            if end > len(held):
+            if end > size:
                 break
             if opcode == Opcode.TXN_COMMIT:
                 self.count += self._records.popleft()
-            else:
-                requests += self._requests(decode_reply(ReplyFrame(opcode, held[at + HEADER_BYTES : end])))
+            elif opcode == Opcode.TXN_BEGIN:
+                self._begun += 1
+                if self._waiting:
+                    requests.append(self._start(held[at + _REPLY.size : at + _REPLY.size + id_bytes]))
                 if self._begun % _OPEN == 0 and len(self._waiting) > _OPEN:
                     # Before the requests of this group: their replies do not wait for its commits.
                     begins.append(self.begins)
+            else:
+                raise BenchFailed(f"flymq: expected a reply to a transaction, got {decode_reply(ReplyFrame(opcode, held[at + 8 : end]))}")
             at = end
-        self._skipped = max(0, at - len(held))
+        self._skipped = max(0, at - size)
         del self._held[:at]
         return b"".join((*begins, *requests))
 
-    def _requests(self, reply: Reply) -> Iterator[bytes]:
+    def _start(self, id: bytes) -> bytes:
         """Return the requests of the next transaction, which has just begun."""
-        if not isinstance(reply, TxnBegun):
-            raise BenchFailed(f"flymq: expected a reply to TXN_BEGIN, got {reply}")
-        self._begun += 1
-        if self._waiting:
-            values, requests = self._waiting.popleft()
-            self._records.append(len(values))
-            id = reply.transaction
-            # The lengths in the frames stay true if the id has the expected one.
-            yield requests.replace(_ID.encode(), id.encode()) if len(id) == len(_ID) else _requests(id, self._topic, values)
+        values, requests = self._waiting.popleft()
+        self._records.append(len(values))
+        # The lengths in the frames stay true if the id has the expected one.
+        return requests.replace(_ID_BYTES, id) if len(id) == len(_ID_BYTES) else _requests(id.decode(), self._topic, values)
 
 
 def _requests(id: str, topic: str, values: Sequence[bytes]) -> bytes:

@@ -12,7 +12,7 @@ from headrace.broker.groups.members import Delivery, Member, MemberEntry, Settle
 from headrace.broker.groups.membership import Mode
 from headrace.broker.groups.offsets import GroupLag
 from headrace.broker.publishing.publish import ProducerStamp
-from headrace.broker.publishing.published import Outcome, Published, PublishedEach, PublishedOne
+from headrace.broker.publishing.published import Landing, Outcome, Published, PublishedEach, PublishedOne, PublishedTogether
 from headrace.broker.publishing.requirements import NOWHERE, OnInvalid
 from headrace.broker.reading.cursor import Cursor
 from headrace.broker.reading.fetch import Fetched
@@ -40,6 +40,7 @@ __all__ = [
     "Delivery",
     "Fetched",
     "GroupLag",
+    "Landing",
     "Member",
     "MemberEntry",
     "Mode",
@@ -51,6 +52,7 @@ __all__ = [
     "Published",
     "PublishedEach",
     "PublishedOne",
+    "PublishedTogether",
     "Requirement",
     "Resource",
     "SchemaType",

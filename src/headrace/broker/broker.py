@@ -552,7 +552,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         self._publisher.forget(name)
         self._watermarks.topic_changed(name)
         if self._is_coordinator:
-            self._sweep.consider()
+            self._sweep.consider(name)
         self._consumers.partitions_added(name, self._engine.topics()[name].partitions)
 
     def _topic_changed_elsewhere(self, name: str) -> None:

@@ -24,7 +24,7 @@ import msgspec
 from headrace.broker.publishing.publish import Placing, Publisher
 from headrace.broker.publishing.requirements import CreateDeadLetterTopic, Divert, Letters
 from headrace.broker.settings import Clock, Later, Timer
-from headrace.broker.tables import Staged, TableLog
+from headrace.broker.tables import Changes, Staged, TableLog
 from headrace.engine.catalog import check_batch, headers_bytes
 from headrace.engine.contract import Ack, Engine, Write, when_known
 from headrace.errors import (
@@ -189,6 +189,22 @@ class Schedule(TableLog[_Key, Delayed]):
         if self._timer is None or value.due < self._timer_at:
             self._arm()
 
+    def show_all(self, changes: Changes[_Key, Delayed]) -> None:
+        """Show many changes. Only additions are worth a shorter way."""
+        rows = list(changes)
+        added = [(id, value) for (id,), value in rows if value is not None]
+        if len(added) < len(rows):
+            super().show_all(rows)
+            return
+        self._waiting.update([(id, Waiting(id, value)) for id, value in added])
+        due, turn = self._due, self._turn
+        for id, value in added:
+            turn += 1
+            heappush(due, (value.due, turn, id))
+        self._turn = turn
+        if due and (self._timer is None or due[0][0] < self._timer_at):
+            self._arm()
+
     # Adding
 
     def check(self, delay_ms: int, ttl_ms: int) -> None:
@@ -199,9 +215,7 @@ class Schedule(TableLog[_Key, Delayed]):
 
     def stage(self, messages: Sequence[Delayed]) -> StagedMessages:
         """Store messages: all of them or, raising at once, none."""
-        sizes = [message.size_bytes for message in messages]
-        headers = [message.headers for message in messages]
-        check_batch(RecordBatch([message.value for message in messages], [message.key for message in messages], headers))
+        sizes = _checked_sizes(messages)
         count, size_bytes = len(messages), sum(sizes)
         if max(sizes) > DELAYED_RECORD_BYTES_MAX + _ENTRY_BYTES:
             raise RecordTooLarge(size_bytes=max(sizes) - _ENTRY_BYTES, bytes_max=DELAYED_RECORD_BYTES_MAX)
@@ -395,3 +409,14 @@ class Schedule(TableLog[_Key, Delayed]):
                 self._push(waiting, max(waiting.message.due, self._clock() + waiting.pause_ms))
                 waiting.pause_ms = min(2 * waiting.pause_ms, _RETRY_MS_MAX)
         self._arm()
+
+
+def _checked_sizes(messages: Sequence[Delayed]) -> list[int]:
+    """Return the size of each message. Raises as `check_batch` does. Most messages have neither headers nor a key."""
+    values, keys = [message.value for message in messages], [message.key for message in messages]
+    headers = [message.headers for message in messages]
+    has_keys, has_headers = keys.count(None) < len(keys), any(headers)
+    check_batch(RecordBatch(values, keys if has_keys else None, headers if has_headers else None))
+    if has_keys or has_headers or None in values:
+        return [message.size_bytes for message in messages]
+    return [len(value or b"") + _ENTRY_BYTES for value in values]

@@ -61,9 +61,13 @@ class Meter:
 
     def published_singly(self, records: int, size_bytes: int, seconds: float) -> None:
         """Count single records that were acknowledged together. Each was a batch for its publisher."""
+        self.published_batches_together(records, records, size_bytes, seconds)
+
+    def published_batches_together(self, batches: int, records: int, size_bytes: int, seconds: float) -> None:
+        """Count batches that were acknowledged together."""
         self.count(records, size_bytes)
-        self.durations.observe(seconds, records)
-        self.publish_duration.observe(seconds, records)
+        self.durations.observe(seconds, batches)
+        self.publish_duration.observe(seconds, batches)
 
     def count(self, records: int, size_bytes: int) -> None:
         """Count published records."""

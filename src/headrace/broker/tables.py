@@ -51,6 +51,10 @@ class TableLog(Generic[K, V]):
     def show(self, key: K, value: V | None) -> None:
         raise NotImplementedError
 
+    def show_all(self, changes: Changes[K, V]) -> None:
+        for key, value in changes:
+            self.show(key, value)
+
     async def load(self) -> None:
         """Create the topic if it is missing, and show its records: all, or those since the last call."""
         if self.name not in self._engine.topics():
@@ -87,8 +91,7 @@ class TableLog(Generic[K, V]):
         def landed(done: Staged) -> None:
             self._pending.discard(staged)
             if not done.cancelled() and done.exception() is None:
-                for key, value in changes:
-                    self.show(key, value)
+                self.show_all(changes)
 
         when_known(staged, landed)
 

@@ -7,23 +7,24 @@ that readers would have to skip.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import Final, Protocol
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.groups.offsets import Groups
-from headrace.broker.publishing.publish import Placing, Publisher
-from headrace.broker.publishing.published import Published
-from headrace.broker.settings import Clock, Later, Timer
+from headrace.broker.meters import Meters
+from headrace.broker.publishing.publish import Placing, Publisher, Route
+from headrace.broker.publishing.published import Published, PublishedTogether
+from headrace.broker.settings import Clock, Later
 from headrace.broker.tables import Staged
 from headrace.broker.topics import check_name
 from headrace.engine.catalog import check_batch, headers_bytes
-from headrace.engine.contract import Appended, Commits, Write, when_known
+from headrace.engine.contract import Appended, Commits, Write
 from headrace.errors import AppendUnknown, BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, Unavailable
-from headrace.limits import TRANSACTION_BYTES_MAX
-from headrace.records import AnyBatch, ColumnBatch
+from headrace.limits import MIB, TRANSACTION_BYTES_MAX
+from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 
 
 class _State(Enum):
@@ -44,6 +45,8 @@ _WORDS = {
 
 _RECORD_BYTES: Final = 16
 """Size of a record in a transaction beyond its content: many empty records use memory too."""
+_WHOLE_BYTES_MAX: Final = MIB
+"""Size of transactions that are published and committed together."""
 
 
 def weight(batch: AnyBatch, size_bytes: int | None = None) -> int:
@@ -64,18 +67,31 @@ class CheckCommit(Protocol):
 class Transaction:
     """Staged in memory and invisible until it is committed."""
 
-    def __init__(self, transactions: Transactions, who: Principal, id: str) -> None:
+    __slots__ = (
+        "_commits",
+        "_groups",
+        "_is_abandoned",
+        "_is_overdue",
+        "_placings",
+        "_state",
+        "_transactions",
+        "_who",
+        "deadline",
+        "id",
+        "size_bytes",
+    )
+
+    def __init__(self, transactions: Transactions, who: Principal, id: str, deadline: Deadline) -> None:
         self.id = id
         self.size_bytes = 0
-        self.timer: Timer | None = None
+        self.deadline = deadline
         self._transactions = transactions
         self._who = who
         self._state = _State.OPEN
-        self._is_overdue = False
+        self._is_overdue = self._is_abandoned = False
         self._placings: list[Placing] = []
         self._commits: Commits = []
-        self._checks: dict[tuple[str, str], Callable[[], None]] = {}
-        """Permissions to check again at the commit: they may end while the transaction is open."""
+        self._groups: set[str] = set()
 
     @property
     def is_open(self) -> bool:
@@ -99,8 +115,6 @@ class Transaction:
         placing = Placing(route, batch, partition)
         self._transactions.reserve(self, weight(batch, size_bytes))
         self._placings.append(placing)
-        if ("topic", topic) not in self._checks:
-            self._checks["topic", topic] = partial(self._transactions.publisher.check_may, self._who, topic)
         return placing
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
@@ -108,63 +122,84 @@ class Transaction:
         self._check_open()
         self._transactions.check_commit(self._who, group, offsets)
         self._commits += self._transactions.groups.commits(group, offsets)
-        self._checks["group", group] = partial(self._transactions.check_commit, self._who, group, {})
+        self._groups.add(group)
 
     async def commit(self) -> list[Published]:
         """Commit atomically. Returns one `Published` for each `publish`, in order. After a retriable error (`DiskFull`) the transaction
         stays open and may be committed again."""
-        return await self.stage_commit()
+        answer = self.stage_commit()
+        if not answer.done():
+            landed = asyncio.Event()
+            answer.add_done_callback(lambda _: landed.set())
+            try:
+                await landed.wait()
+            except asyncio.CancelledError:
+                self.abort()
+                raise
+        return answer.result()
 
-    def stage_commit(self) -> asyncio.Future[list[Published]]:
+    def stage_commit(self) -> PublishedTogether:
         """Stage the commit now: what is published or committed after this call follows it in the log. Raises at once what is known
-        at once. Cancelling the future does not revoke the commit."""
+        at once."""
         self._check_open()
-        self._transactions.publisher.check_open()
-        for check in self._checks.values():
-            check()
+        transactions, publisher, who = self._transactions, self._transactions.publisher, self._who
+        publisher.check_open()
+        # Permissions may end, and rules may change, while the transaction is open.
         for placing in self._placings:
-            placing.check_again(self._transactions.publisher.own_route(placing.topic))
-        placings, answer = self._placings, asyncio.get_running_loop().create_future()
-        staged = self._transactions.append(placings, self._commits)
+            placing.check_again(publisher.known_route(who, placing.topic))
+        for group in self._groups:
+            transactions.check_commit(who, group, {})
+        commit = _Commit(self, self._placings, publisher.meters)
+        if not commit.writes and not self._commits:
+            self._end(_State.COMMITTED)
+            commit.answer.land(list(_published(commit.placings, [])))
+            return commit.answer
+        transactions.append(commit, self._commits, self.size_bytes)
+        self.committing()
+        return commit.answer
+
+    def stage_whole(
+        self, others: Sequence[Transaction], topic: str, values: Sequence[bytes], counts: Sequence[int]
+    ) -> PublishedTogether | None:
+        """Publish to this transaction and to others of its principal, and commit them, as `publish` and `stage_commit` do for each.
+
+        `counts` are the records of each. The result is the position of all records. Return None, with nothing staged, if they must be
+        handled one by one.
+        """
+        return self._transactions.stage_whole(self._who, [self, *others], topic, values, counts)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is open and nothing is staged yet."""
+        return self._state is _State.OPEN and not self._placings and not self._commits
+
+    def committing(self) -> None:
+        """Take the begin of the commit."""
         self._state = _State.COMMITTING
         self._transactions.committing(self)
-        if staged is None:
-            self._end(_State.COMMITTED)
-            answer.set_result([])
-        else:
-            staged.add_done_callback(partial(self._answer_unknown, answer))
-            when_known(staged, partial(self._landed, placings, answer, self._transactions.publisher.meters.ticks()))
-        return answer
 
-    def _answer_unknown(self, answer: asyncio.Future[list[Published]], staged: Staged) -> None:
-        """Tell the caller that the outcome is unknown. The transaction counts as committing until it is known: a second commit could
-        write everything twice."""
-        error = staged.exception()
-        if isinstance(error, AppendUnknown) and error.outcome is not None and not answer.done():
-            answer.set_exception(error)
+    def committed(self) -> None:
+        """Take the success of the commit."""
+        self._end(_State.COMMITTED)
 
-    def _landed(self, placings: Sequence[Placing], answer: asyncio.Future[list[Published]], began: float, staged: Staged) -> None:
-        error = staged.exception()
-        if error is None:
-            self._end(_State.COMMITTED)
-            meters = self._transactions.publisher.meters
-            for placing in placings:
-                meters.meter(placing.topic, self._who.protocol).published(placing.topic, placing.writes, meters.ticks() - began)
-        else:
-            # A caller that was cancelled does not commit again.
-            is_open = isinstance(error, BrokerError) and error.retriable and not isinstance(error, AppendUnknown) and not answer.done()
-            self._end(_State.OPEN if is_open else _State.ABORTED)
-        if answer.done():
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(list(_published(placings, staged.result())))
+    def count(self, placings: Sequence[Placing], seconds: float) -> None:
+        """Count the records that were committed."""
+        meters = self._transactions.publisher.meters
+        for placing in placings:
+            meters.meter(placing.topic, self._who.protocol).published(placing.topic, placing.writes, seconds)
+
+    def failed(self, error: BaseException) -> None:
+        """Take the failure of the commit."""
+        # A caller that was cancelled does not commit again.
+        is_open = isinstance(error, BrokerError) and error.retriable and not isinstance(error, AppendUnknown) and not self._is_abandoned
+        self._end(_State.OPEN if is_open else _State.ABORTED)
 
     def abort(self) -> None:
-        """Discard everything. Idempotent; no effect on a transaction that has ended or is being committed."""
+        """Discard everything. Idempotent; no effect on a transaction that has ended. A commit under way is not revoked, but if it fails it
+        cannot be repeated."""
         if self.is_open:
             self._end(_State.ABORTED)
+        self._is_abandoned = True
 
     def time_out(self) -> None:
         self._is_overdue = True
@@ -187,6 +222,120 @@ class Transaction:
             raise InvalidTransaction(f"transaction {self.id!r} {_WORDS[self._state]}")
 
 
+class _Commit:
+    """A commit under way."""
+
+    __slots__ = ("_began", "_meters", "_transaction", "answer", "placings", "writes")
+
+    def __init__(self, transaction: Transaction, placings: Sequence[Placing], meters: Meters) -> None:
+        self._transaction, self._meters, self._began = transaction, meters, meters.ticks()
+        self.placings = placings
+        self.writes: Sequence[Write] = [write for placing in placings for write in placing.writes]
+        self.answer = PublishedTogether()
+
+    def landed(self, staged: Staged, first: int) -> None:
+        error = staged.exception()
+        if isinstance(error, AppendUnknown) and error.outcome is not None:
+            # The transaction counts as committing until the outcome is known: a second commit could write everything twice.
+            self.answer.fail(error)
+            error.outcome.add_done_callback(partial(self._known, first))
+        else:
+            self._known(first, staged)
+
+    def _known(self, first: int, staged: Staged) -> None:
+        error = staged.exception()
+        if error is not None:
+            self.fail(error)
+            return
+        self._transaction.committed()
+        self._transaction.count(self.placings, self._meters.ticks() - self._began)
+        if not self.answer.done():
+            appended = staged.result()
+            self.answer.land(list(_published(self.placings, appended[first:] if first else appended)))
+
+    def fail(self, error: BaseException) -> None:
+        self._transaction.failed(error)
+        if not self.answer.done():
+            self.answer.fail(error)
+
+
+class _Whole:
+    """Commit under way of transactions that get all their records together with the commit. They are one write."""
+
+    __slots__ = ("_began", "_counts", "_meters", "_protocol", "_route", "_transactions", "_values", "answer", "partition", "writes")
+
+    def __init__(
+        self,
+        transactions: Sequence[Transaction],
+        route: Route,
+        values: Sequence[bytes],
+        counts: Sequence[int],
+        meters: Meters,
+        protocol: str,
+    ) -> None:
+        self._transactions, self._route, self._values, self._counts = transactions, route, values, counts
+        self._meters, self._protocol, self._began = meters, protocol, meters.ticks()
+        self.partition = 0 if route.partitions == 1 else route.next_turn()
+        self.writes: Sequence[Write] = [Write(route.topic, self.partition, RecordBatch(values))]
+        self.answer = PublishedTogether()
+
+    def landed(self, staged: Staged, first: int) -> None:
+        error = staged.exception()
+        if isinstance(error, AppendUnknown) and error.outcome is not None:
+            self.answer.fail(error)
+            error.outcome.add_done_callback(partial(self._known, first))
+        else:
+            self._known(first, staged)
+
+    def _known(self, first: int, staged: Staged) -> None:
+        error = staged.exception()
+        if error is not None:
+            self.fail(error)
+            return
+        for transaction in self._transactions:
+            transaction.committed()
+        (write,), meter = self.writes, self._meters.meter(self._route.topic, self._protocol)
+        meter.published_batches_together(len(self._transactions), write.records, write.size_bytes, self._meters.ticks() - self._began)
+        if not self.answer.done():
+            appended, partition = staged.result()[first], self.partition
+            places = None if appended.offsets is None else [(partition, offset) for offset in appended.offsets]
+            self.answer.land([Published(partition, appended.base_offset, appended.count, appended.timestamp, places)])
+
+    def fail(self, error: BaseException) -> None:
+        """Take the failure. A transaction that stays open has its records then."""
+        first = 0
+        for transaction, count in zip(self._transactions, self._counts, strict=True):
+            transaction.failed(error)
+            if transaction.is_open:
+                try:
+                    transaction.publish(self._route.topic, RecordBatch(self._values[first : first + count]), self.partition)
+                except BrokerError:  # the topic or the permission is gone, or open transactions may not hold so much
+                    transaction.abort()
+            first += count
+        if not self.answer.done():
+            self.answer.fail(error)
+
+
+class Deadline:
+    """Timer of transactions that were begun in the same millisecond with the same timeout."""
+
+    __slots__ = ("_timer", "began", "open", "timeout_ms")
+
+    def __init__(self, began: int, timeout_ms: int, later: Later) -> None:
+        self.began, self.timeout_ms = began, timeout_ms
+        self.open: set[Transaction] = set()
+        self._timer = later(timeout_ms / 1000, self._expire)
+
+    def _expire(self) -> None:
+        for transaction in list(self.open):
+            transaction.time_out()
+
+    def ended(self, transaction: Transaction) -> None:
+        self.open.discard(transaction)
+        if not self.open:
+            self._timer.cancel()
+
+
 class Transactions:
     """The open transactions and their total size."""
 
@@ -207,6 +356,7 @@ class Transactions:
         self._clock = clock
         self._later = later
         self._begun = 0
+        self._deadline: Deadline | None = None
         self._open_max = open_max
         self._bytes_max = bytes_max
         self._bytes = 0
@@ -217,18 +367,22 @@ class Transactions:
         self.publisher.check_open()
         if timeout_ms <= 0:
             raise InvalidRequest(f"transaction timeout is {timeout_ms} ms; it must be at least 1 ms")
+        now = self._clock()
         if id is None:
             # The start time is part of the id: a transaction must not be mistaken for one before a restart.
             self._begun += 1
-            id = f"txn-{self._clock():x}-{self._begun:x}"
+            id = f"txn-{now:x}-{self._begun:x}"
         else:
             check_name("transaction", id)
         if id in self._by_id:
             raise InvalidTransaction(f"transaction {id!r} is open already")
         if len(self._open) >= self._open_max:
             raise LimitExceeded(f"{self._open_max} transactions are open already")
-        transaction = Transaction(self, who, id)
-        transaction.timer = self._later(timeout_ms / 1000, transaction.time_out)
+        deadline = self._deadline
+        if deadline is None or deadline.began != now or deadline.timeout_ms != timeout_ms or not deadline.open:
+            deadline = self._deadline = Deadline(now, timeout_ms, self._later)
+        transaction = Transaction(self, who, id, deadline)
+        deadline.open.add(transaction)
         self._open.add(transaction)
         self._by_id[id] = transaction
         return transaction
@@ -241,17 +395,35 @@ class Transactions:
         transaction.size_bytes += size_bytes
         self._bytes += size_bytes
 
-    def append(self, placings: Sequence[Placing], commits: Commits) -> Staged | None:
-        """Append everything atomically; None if there is nothing to write."""
-        writes: list[Write] = [write for placing in placings for write in placing.writes]
-        if commits:
-            writes.append(self.groups.write(commits))
-        if not writes:
+    def append(self, commit: _Commit, offsets: Commits, size_bytes: int) -> None:
+        """Append everything atomically. Transactions of one turn of the loop share an append, unless they have offsets: those may use
+        space that is reserved for the tables of the broker."""
+        if not offsets:
+            self.publisher.gathering.add_commit(commit, size_bytes)
+            return
+        staged = self.publisher.append([*commit.writes, self.groups.write(offsets)])
+        self.groups.follow(staged, offsets)
+        staged.add_done_callback(partial(_landed, commit))
+
+    def stage_whole(
+        self, who: Principal, transactions: Sequence[Transaction], topic: str, values: Sequence[bytes], counts: Sequence[int]
+    ) -> PublishedTogether | None:
+        """Stage as `Transaction.stage_whole` does."""
+        size_bytes = sum(map(len, values))
+        if size_bytes > _WHOLE_BYTES_MAX or not all([transaction.is_empty for transaction in transactions]):
             return None
-        staged = self.publisher.append(writes)
-        if commits:
-            self.groups.follow(staged, commits)
-        return staged
+        try:
+            self.publisher.check_open()
+            route = self.publisher.known_route(who, topic)
+        except BrokerError:
+            return None
+        if not route.is_plain:
+            return None
+        whole = _Whole(transactions, route, values, counts, self.publisher.meters, who.protocol)
+        self.publisher.gathering.add_commit(whole, size_bytes)
+        for transaction in transactions:
+            transaction.committing()
+        return whole.answer
 
     def committing(self, transaction: Transaction) -> None:
         """Do not count it as open. The caller that waits for the commit bounds the number of these."""
@@ -261,8 +433,7 @@ class Transactions:
         self._open.add(transaction)
 
     def ended(self, transaction: Transaction) -> None:
-        if transaction.timer is not None:
-            transaction.timer.cancel()
+        transaction.deadline.ended(transaction)
         self._bytes -= transaction.size_bytes
         self._open.discard(transaction)
         self._by_id.pop(transaction.id, None)
@@ -271,6 +442,11 @@ class Transactions:
         """Abort the open transactions; their commits then fail."""
         for transaction in list(self._open):
             transaction.abort()
+
+
+def _landed(commit: _Commit, staged: Staged) -> None:
+    commit.landed(staged, 0)
+    commit.answer.call_back()
 
 
 def _published(placings: Sequence[Placing], appended: Sequence[Appended]) -> Iterator[Published]:

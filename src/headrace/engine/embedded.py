@@ -91,6 +91,8 @@ class EmbeddedEngine:
         self._maintain_interval_seconds = maintain_interval_seconds
         self._catalog = Catalog()
         self._topics: dict[str, Topic] = {}
+        self._partitions = 0
+        """Of all topics that are not internal."""
         self._places: dict[tuple[str, int], tuple[int, Ack]] = {}
         """Log and ack level by topic and partition. Cleared when a topic changes."""
         self.ownership = Ownership()
@@ -163,6 +165,7 @@ class EmbeddedEngine:
             offset = batches[-1].next_offset
         for entry in self._catalog.entries.values():
             self._topics[entry.topic.name] = entry.topic
+            self._count_partitions(entry.topic, None)
             for log in entry.logs:
                 store.open_log(log, log_options(entry.topic.config, has_key=has_key))
         for logs in self._catalog.deleted.values():
@@ -199,7 +202,7 @@ class EmbeddedEngine:
         async with self._changing:
             if name in self._topics:
                 raise TopicExists(name)
-            check_partitions(self._topics, name, partitions, internal=internal)
+            check_partitions(self._topics, name, partitions, internal=internal, taken=self._partitions)
             options = log_options(config, has_key=self._options.key is not None)
             entry = Entry(Topic(name, partitions, config, internal), [self.store.create_log(options) for _ in range(partitions)])
             await self._record(put_record(entry))
@@ -209,7 +212,7 @@ class EmbeddedEngine:
         async with self._changing:
             entry = self._entry(name)
             wanted = entry.topic.partitions if partitions is None else partitions
-            check_partitions(self._topics, name, wanted, internal=entry.topic.internal)
+            check_partitions(self._topics, name, wanted, internal=entry.topic.internal, taken=self._partitions)
             config = entry.topic.config if config is None else config
             options = log_options(config, has_key=self._options.key is not None)
             added = [self.store.create_log(options) for _ in range(wanted - entry.topic.partitions)]
@@ -224,6 +227,7 @@ class EmbeddedEngine:
             entry = self._entry(name)
             await self._record(delete_records(entry))
             del self._topics[name], self._catalog.entries[name]
+            self._count_partitions(None, entry.topic)
             self._places.clear()
         for log in entry.logs:
             self._wake(log)
@@ -258,7 +262,13 @@ class EmbeddedEngine:
         self._stage([(CATALOG_LOG, batch)], Ack.DURABLE, future, size_bytes=batch.size_bytes, reserve=True)
         await future
 
+    def _count_partitions(self, topic: Topic | None, before: Topic | None) -> None:
+        for one, sign in ((topic, 1), (before, -1)):
+            if one is not None and not one.internal:
+                self._partitions += sign * one.partitions
+
     def _install(self, entry: Entry) -> Topic:
+        self._count_partitions(entry.topic, self._topics.get(entry.topic.name))
         self._catalog.entries[entry.topic.name] = entry
         self._topics[entry.topic.name] = entry.topic
         self._places.clear()

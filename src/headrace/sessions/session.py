@@ -22,7 +22,7 @@ from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
-from headrace.broker import PublishedOne
+from headrace.broker import Landing
 from headrace.errors import BrokerError, WireError
 from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES
 from headrace.sessions.contract import Handed, Handover, Link, Login
@@ -35,7 +35,7 @@ Message = TypeVar("Message")
 Decoded = TypeVar("Decoded", covariant=True)
 Work: TypeAlias = Coroutine[Any, Any, None]
 Encode: TypeAlias = Callable[[], bytes]
-Outcome: TypeAlias = asyncio.Future[Any] | PublishedOne
+Outcome: TypeAlias = asyncio.Future[Any] | Landing
 """Result that a reply waits for."""
 _Owed: TypeAlias = tuple[Outcome | None, int, Encode]
 """A reply that waits for a publish, its size in flight, and the reply to send when it is done. None: it waits for earlier replies only."""

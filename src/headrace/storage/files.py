@@ -25,6 +25,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -86,8 +87,8 @@ class Files(Protocol):
     def list(self, directory: str) -> list[str]:
         """Return the sorted names in the directory; none if it is absent."""
 
-    def make_dir(self, directory: str) -> None:
-        """Create the directory and its parents if absent, and make their names durable."""
+    def make_dir(self, *directories: str) -> None:
+        """Create the directories and their parents if absent, and make their names durable, with one sync for all of a parent."""
 
     def remove_dir(self, directory: str) -> None:
         """Remove an empty directory if it exists."""
@@ -97,7 +98,8 @@ class Files(Protocol):
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""
 
-    def sync_dir(self, directory: str) -> None: ...
+    def sync_dir(self, *directories: str) -> None:
+        """Make the names in the directories durable, as `sync_many` does."""
 
     def sync_many(self, files: Sequence[File]) -> None:
         """Sync all files, in parallel where that is faster. Raises the first failure after trying all."""
@@ -208,6 +210,37 @@ class DiskFile:
         self.close()
 
 
+def _all_done(syncs: Sequence[Callable[[], None]]) -> None:
+    """Call all in several threads. Raises the first failure after trying all."""
+    waiting, failures = deque(syncs), deque[Exception]()
+    done = threading.Semaphore(0)
+
+    def work() -> None:
+        while waiting:
+            try:
+                sync = waiting.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                sync()
+            except OSError as failure:  # failed syncs are reported first
+                failures.appendleft(failure)
+            except Exception as failure:
+                failures.append(failure)
+            finally:
+                done.release()
+
+    with contextlib.suppress(RuntimeError):  # out of threads: the existing ones do the work
+        for _ in range(min(_SYNC_THREADS, len(syncs) // 2) - 1):
+            # `Thread.start` waits forever for a thread that lacks the memory to begin. This waits for syncs, not for threads.
+            _thread.start_new_thread(work, ())
+    work()
+    for _ in syncs:
+        done.acquire()
+    if failures:
+        raise failures[0]
+
+
 class DiskFiles:
     """Files below one directory on disk. Files have mode 0600, directories 0700. Symbolic links are not followed.
 
@@ -264,18 +297,28 @@ class DiskFiles:
         except FileNotFoundError:
             return []
 
-    def make_dir(self, directory: str) -> None:
-        made = Path(self._path(directory))
-        missing = [made, *made.parents]
-        missing = missing[: next(i for i, parent in enumerate(missing) if parent.exists())]
-        for parent in reversed(missing):
-            parent.mkdir(mode=0o700, exist_ok=True)
-            try:
-                self._sync_dir(str(parent.parent))
-            except OSError:
-                # A later call would take the directory for durable.
-                parent.rmdir()
-                raise
+    def make_dir(self, *directories: str) -> None:
+        self._make_dir([os.path.abspath(self._path(directory)) for directory in directories])
+
+    def _make_dir(self, paths: Sequence[str]) -> None:
+        missing = [path for path in dict.fromkeys(paths) if not os.path.exists(path)]
+        if not missing:
+            return
+        above = list(dict.fromkeys(map(os.path.dirname, missing)))
+        self._make_dir(above)
+        made: list[str] = []
+        try:
+            for path in missing:
+                with contextlib.suppress(FileExistsError):  # another thread may make it too
+                    os.mkdir(path, 0o700)
+                    made.append(path)
+            for path in above:
+                self._sync_dir(path)
+        except OSError:
+            # A later call would take the directories for durable.
+            for path in made:
+                os.rmdir(path)
+            raise
 
     def remove_dir(self, directory: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -288,8 +331,8 @@ class DiskFiles:
         with contextlib.suppress(FileNotFoundError):
             os.remove(self._path(path))
 
-    def sync_dir(self, directory: str) -> None:
-        self._sync_dir(self._path(directory))
+    def sync_dir(self, *directories: str) -> None:
+        _all_done([partial(self._sync_dir, self._path(directory)) for directory in directories])
 
     def _sync_dir(self, path: str) -> None:
         fd = self._open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -299,33 +342,7 @@ class DiskFiles:
             os.close(fd)
 
     def sync_many(self, files: Sequence[File]) -> None:
-        waiting, failures = deque(files), deque[Exception]()
-        synced = threading.Semaphore(0)
-
-        def work() -> None:
-            while waiting:
-                try:
-                    file = waiting.popleft()
-                except IndexError:  # another thread took the last file
-                    return
-                try:
-                    file.sync()
-                except OSError as failure:  # failed syncs are reported first
-                    failures.appendleft(failure)
-                except Exception as failure:
-                    failures.append(failure)
-                finally:
-                    synced.release()
-
-        with contextlib.suppress(RuntimeError):  # out of threads: the existing ones do the work
-            for _ in range(min(_SYNC_THREADS, len(files) // 2) - 1):
-                # `Thread.start` waits forever for a thread that lacks the memory to begin. This waits for files, not for threads.
-                _thread.start_new_thread(work, ())
-        work()
-        for _ in files:
-            synced.acquire()
-        if failures:
-            raise failures[0]
+        _all_done([file.sync for file in files])
 
     def free_bytes(self) -> int:
         status = os.statvfs(self.root)

@@ -16,7 +16,7 @@ from headrace.storage.files import DISK_FULL_ERRNOS, is_exhausted
 from headrace.storage.health import FAILURES_MAX, retry_seconds
 from headrace.storage.journal import SyncFailed
 from headrace.storage.manifest import Checkpointed, Manifest, write_manifest
-from headrace.storage.partition import Partition
+from headrace.storage.partition import Partition, start_logs
 from headrace.storage.segment import HEADER_BYTES, Segment, index_path, log_directory, remove_logs
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ REFERENCED_BYTES_MAX: Final = 256 * MIB
 """Large appends of this total size since the last checkpoint are due for another one, because recovery verifies them."""
 SPARE_JOURNALS: Final = 2
 OPEN_SEGMENTS_MAX: Final = 512
+SPILLED_TOGETHER: Final = 256
+"""Logs whose first segments are created together."""
 STEP: Final = "log maintenance"
 """Name of maintenance in the health of the store."""
 
@@ -52,6 +54,8 @@ class Maintenance:
         self._touched: set[Partition] = set()
         """Partitions with a tail."""
         self._tail_bytes = 0
+        self._waiting_bytes = 0
+        """Size of the small tails that wait for the next checkpoint."""
         self._referenced_bytes = 0
         """Size of large appends since the last checkpoint."""
         self._touching = threading.Lock()
@@ -127,11 +131,8 @@ class Maintenance:
             if succeeded:
                 self._ticks = 0
         else:
-            # Small tails wait for the checkpoint, so that more of their batches are joined.
-            is_large = self._tail_bytes >= min(SPILL_BYTES, store.options.tail_bytes_max // 2)
-            waiting_bytes = 0 if is_large or store.full else BATCH_JOINED_BYTES_MAX
             with self._mutex:
-                succeeded = self._guarded(lambda: self._spill_all(waiting_bytes))
+                succeeded = self._guarded(self._spill_large)
         if not urgent:
             succeeded &= self._guarded(store.journal.sync)
             if not store.files.reserve():
@@ -152,7 +153,8 @@ class Maintenance:
         store = self._store
         tail = self._tail_bytes
         referenced = self._referenced_bytes
-        if tail >= SPILL_BYTES or store.journal.current != self._checkpointed_journal or referenced >= REFERENCED_BYTES_MAX:
+        spilled_from = min(self._waiting_bytes + SPILL_BYTES, store.options.tail_bytes_max)
+        if tail >= spilled_from or store.journal.current != self._checkpointed_journal or referenced >= REFERENCED_BYTES_MAX:
             self._wake.set()
         if tail < store.options.tail_bytes_max or self._thread is None:
             return
@@ -243,6 +245,16 @@ class Maintenance:
             if segment.changes == before:  # otherwise the writer has changed it since
                 segment.dirty = False
 
+    def _spill_large(self) -> None:
+        """Write large tails to segments. Small ones wait for the checkpoint, so that more of their batches are joined, unless there are
+        too many of them."""
+        store = self._store
+        if not store.full:
+            self._spill_all(BATCH_JOINED_BYTES_MAX)
+        if store.full or self._tail_bytes >= store.options.tail_bytes_max // 2:
+            self._spill_all()
+        self._waiting_bytes = self._tail_bytes
+
     def spill(self) -> bool:
         """Write tails to segments. Returns False if it has to be retried."""
         with self._mutex:
@@ -253,13 +265,32 @@ class Maintenance:
         with self._touching:
             touched = sorted((one for one in self._touched if one.tail_bytes >= waiting_bytes), key=attrgetter("id"), reverse=True)
             self._touched.difference_update(touched)
+        lowest_bytes = self._tail_bytes
         try:
             while touched:
-                self.spill_partition(touched[-1])
-                touched.pop()
+                self._start_logs(touched[-SPILLED_TOGETHER:])
+                for partition in reversed(touched[-SPILLED_TOGETHER:]):
+                    self.spill_partition(partition)
+                    touched.pop()
+                    lowest_bytes = min(lowest_bytes, self._tail_bytes)
+                    if self._tail_bytes >= lowest_bytes + SPILL_BYTES and waiting_bytes < BATCH_JOINED_BYTES_MAX:
+                        # Thousands of small tails take seconds. The writer must not wait for them because a few others have grown.
+                        self._spill_all(BATCH_JOINED_BYTES_MAX)
         finally:
             with self._touching:
                 self._touched.update(touched)
+
+    def _start_logs(self, partitions: Sequence[Partition]) -> None:
+        """Create the first segments of new logs together: parallel syncs of their directories share the work of the file system. A log
+        that the writer holds gets its segment later."""
+        with contextlib.ExitStack() as held:
+            new: list[Partition] = []
+            for partition in partitions:
+                if partition.tail and not partition.segments and partition.writing.acquire(blocking=False):
+                    held.callback(partition.writing.release)
+                    new.append(partition)
+            if len(new) > 1:
+                start_logs(self._store.files, new)
 
     def spill_partition(self, partition: Partition) -> None:
         """Move a tail to segments. The next checkpoint syncs the moved batches, also those moved before a failure.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -209,6 +209,12 @@ class Partition:
         with self.lock:
             self.segments = [*self.segments, segment]
         return segment
+
+    def start(self, segment: Segment) -> None:
+        """Set the first segment. Requires `writing`."""
+        assert not self.segments and not self.dropped
+        with self.lock:
+            self.segments = [segment]
 
     def roll(self) -> None:
         """Close the active segment. The new one preserves the next offset on disk, even if retention then removes all others."""
@@ -412,6 +418,23 @@ class Partition:
             if built[0].max_timestamp >= timestamp:
                 return _first_at(StoredBatch.of_built(built, self._keyring), timestamp)
         return end
+
+
+def start_logs(files: Files, partitions: Sequence[Partition]) -> None:
+    """Create the first segments of logs that have a tail only. Requires `writing` of each. After a failure none is created."""
+    directories = [log_directory(partition.id) for partition in partitions]
+    files.make_dir(*directories)
+    created: list[Segment] = []
+    try:
+        for partition in partitions:
+            created.append(Segment.create(files, partition.id, partition.segments_end(), durable=False))
+        files.sync_dir(*directories)
+    except BaseException:
+        for segment in created:
+            files.remove(segment.path)
+        raise
+    for partition, segment in zip(partitions, created, strict=True):
+        partition.start(segment)
 
 
 def _first_at(batch: StoredBatch, timestamp: int) -> int:

@@ -214,15 +214,19 @@ class Segment:
         """Held while `size` and `index` change together."""
 
     @classmethod
-    def create(cls, files: Files, log: int, base_offset: int, *, name: str | None = None, covers_to: int = 0) -> Segment:
-        """Create an empty segment. Its name is durable when this returns, its header after the next `sync`."""
+    def create(
+        cls, files: Files, log: int, base_offset: int, *, name: str | None = None, covers_to: int = 0, durable: bool = True
+    ) -> Segment:
+        """Create an empty segment. Its name is durable when this returns, unless the caller syncs the directory (`durable=False`). Its
+        header is durable after the next `sync`."""
         path = segment_path(log, base_offset) if name is None else name
         files.remove(path)
         segment = cls(files, log, base_offset, size=HEADER_BYTES, covers_to=covers_to)
         segment._file = files.open(path, create=True)
         try:
             segment._file.write_at(0, [encode_segment_header(log, base_offset, covers_to)])
-            files.sync_dir(log_directory(log))
+            if durable:
+                files.sync_dir(log_directory(log))
         except BaseException:
             files.remove(path)  # otherwise it would overlap the previous segment, which continues
             raise

@@ -14,7 +14,7 @@ from headrace.net.protocol import ServedProtocol
 from headrace.sessions.flymq.session import FlyMqSession, FlyMqSettings
 from headrace.wire.flymq import Dialect, RequestDecoder, encode_reply, opcode_of, sniff
 from headrace.wire.flymq import messages as m
-from headrace.wire.flymq.advanced_messages import DelayedBatch
+from headrace.wire.flymq.advanced_messages import DelayedBatch, TxnBeginBatch, TxnWholeBatch
 from tests.sessions.flymq.support import DEV, ListenerContext, running_server
 
 FAST = FlyMqOptions(backoff=lambda attempt: 0.01 if attempt else 0.0, poll_seconds_min=0.001, poll_seconds_max=0.01)
@@ -108,6 +108,10 @@ def _one_by_one(events: list[m.RequestEvent]) -> list[m.Request]:
             requests += event.commits()
         elif isinstance(event, DelayedBatch):
             requests += event.messages()
+        elif isinstance(event, TxnBeginBatch):
+            requests += event.requests()
+        elif isinstance(event, TxnWholeBatch):
+            requests += event.split(len(event))[0]
         elif isinstance(event, m.ProduceBatch):
             requests += [m.ProduceBatch(event.topic, [value]) for value in event.values]
         else:

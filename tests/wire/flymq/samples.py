@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterable, Iterator
 
 from headrace.wire.flymq import Dialect, ReplyDecoder, RequestDecoder
-from headrace.wire.flymq.advanced_messages import DelayedBatch, ProduceWithTtl, TxnProduceBatch
+from headrace.wire.flymq.advanced_messages import DelayedBatch, ProduceWithTtl, TxnBeginBatch, TxnProduceBatch, TxnWholeBatch
 from headrace.wire.flymq.framing import BINARY, HEADER, MAGIC, VERSION
 from headrace.wire.flymq.messages import (
     AUTO,
@@ -153,6 +153,10 @@ def flat(events: Iterable[RequestEvent]) -> list[object]:
     for event in events:
         if isinstance(event, ProduceMany):
             records += flat(event.batches())
+        elif isinstance(event, TxnBeginBatch):
+            records += event.requests()
+        elif isinstance(event, TxnWholeBatch):
+            records += flat(event.split(len(event))[0])
         elif isinstance(event, CommitBatch):
             records += event.commits()
         elif isinstance(event, DelayedBatch):

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.errors import WireError
 from headrace.wire.flymq import Dialect, RequestDecoder, encode_received, encode_reply, encode_request
+from headrace.wire.flymq.advanced_messages import TxnBegin, TxnCommit, TxnProduceBatch
 from headrace.wire.flymq.framing import BINARY, GZIP, deflate
 from headrace.wire.flymq.messages import Broken, Malformed, ProduceBatch, RecordMetadataBatch, Request, UnknownOpcode
 
@@ -44,7 +45,9 @@ def test_every_request_reads_back_as_it_was_written(request_: Request) -> None:
 
 def test_decoded_requests_encode_to_the_same_requests() -> None:
     packed = raw(0x01, deflate(encode_request(RUN)[8:]), flags=BINARY | GZIP)
-    stream = b"".join([*map(encode_request, REQUESTS), encode_request(RUN), raw(0x99, b""), packed])
+    begins: list[Request] = [TxnBegin(), TxnBegin()]
+    whole: list[Request] = [TxnProduceBatch("1", "t", [b"a", b"b"]), TxnCommit("1"), TxnProduceBatch("2", "t", [b"c"]), TxnCommit("2")]
+    stream = b"".join([*map(encode_request, [*REQUESTS, *begins, *whole, RUN]), raw(0x99, b""), packed])
     again = b"".join(map(encode_received, RequestDecoder(inflated_bytes_max=1).feed(stream)))
     assert decoded([again]) == decoded([stream])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable
 
 import pytest
@@ -87,3 +88,18 @@ def test_the_replies_to_delayed_messages_are_those_of_one_message_each() -> None
     assert frames == b"".join(encode_reply(Opcode.PRODUCE_DELAYED, row) for row in rows)
     replies = ReplyDecoder().feed(frames)
     assert [decode_reply(reply) for reply in replies if isinstance(reply, ReplyFrame)] == rows
+
+
+def with_tail(topic: str, partition: int) -> bytes:
+    """A frame with an empty key and a partition: the size does not depend on the arguments."""
+    payload = len(topic).to_bytes(2, "big") + topic.encode() + struct.pack(">I5sqIi", 5, b"12345", 7, 0, partition)
+    return raw(Opcode.PRODUCE_DELAYED, payload)
+
+
+@pytest.mark.parametrize("odd", [with_tail("ordert", -1), with_tail("orders", 3)])
+@pytest.mark.parametrize("at", [0, 1, 15, 16, 17, 40, 79, 80, 99])
+def test_another_frame_of_the_same_size_ends_the_batch(odd: bytes, at: int) -> None:
+    frames = [with_tail("orders", -1)] * 100
+    frames[at] = odd
+    singly = [event for frame in frames for event in decoded([frame])]
+    assert decoded([b"".join(frames)]) == singly and len(set(singly)) == 2

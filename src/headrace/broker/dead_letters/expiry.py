@@ -49,9 +49,12 @@ class Sweep:
         await self._moved.put([(key, None) for key in self._moved.rows if key[0] not in self._engine.topics()])
         self.consider()
 
-    def consider(self) -> None:
-        """Start sweeping if a created or altered topic needs it."""
-        if self._timer is None and self._sweeping is None and not self._is_stopped and self._topics():
+    def consider(self, name: str | None = None) -> None:
+        """Start sweeping if a topic needs it: the named one, which was created or altered, or (None) any."""
+        if self._timer is not None or self._sweeping is not None or self._is_stopped:
+            return
+        topic = None if name is None else self._engine.topics().get(name)
+        if self._topics() if topic is None else _is_swept(topic):
             self._timer = self._later(self._every_ms / 1000, self._start)
 
     async def topic_gone(self, topic: str) -> None:
@@ -68,7 +71,7 @@ class Sweep:
             await asyncio.wait([self._sweeping])
 
     def _topics(self) -> list[Topic]:
-        return [topic for topic in self._engine.topics().values() if topic.config.dead_letter_expired and not topic.name.endswith(SUFFIX)]
+        return [topic for topic in self._engine.topics().values() if _is_swept(topic)]
 
     def _start(self) -> None:
         self._timer = None
@@ -121,3 +124,7 @@ class Sweep:
         staged = self._publisher.append([*self._dead_letters.writes(topic, letters), self._moved.write(changes)], Ack.DURABLE)
         self._moved.follow(staged, changes)
         await known(staged)
+
+
+def _is_swept(topic: Topic) -> bool:
+    return topic.config.dead_letter_expired and not topic.name.endswith(SUFFIX)

@@ -43,6 +43,7 @@ class GroupOperations(Coordinated):
         """Commit as `commit` does, without waiting: what is published or committed after this call follows it in the log. Raises at once
         what is known at once."""
         self._check_commit(who, group, offsets)
+        self._publisher.gathering.send()
         return self._groups.change(self._groups.commits(group, offsets))
 
     def committed(self, who: Principal, group: str, topic: str, partition: int) -> int | None:

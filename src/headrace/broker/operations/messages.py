@@ -148,7 +148,10 @@ class DelayedOperations(Coordinated):
         route.check(RecordBatch(values))
         rows = zip(values, delays_ms, keys, partitions, strict=True)
         return self._schedule.stage(
-            [Delayed(topic, now + max(0, delay), owner, value, key, headers, partition, ttl_ms) for value, delay, key, partition in rows]
+            [
+                Delayed(topic, now + delay if delay > 0 else now, owner, value, key, headers, partition, ttl_ms)
+                for value, delay, key, partition in rows
+            ]
         )
 
     def delayed(self, who: Principal, topic: str | None = None, *, count_max: int | None = None) -> list[DelayedEntry]:

@@ -2,7 +2,8 @@
 
 Most clients send one record and wait for its reply. An append for each of them costs more than the record: futures and callbacks in every
 layer, and a flush of the log that starts while the next records are still in the sockets. Here the records that a turn publishes to one
-partition become one batch, which is appended when the loop has read all ready sockets.
+partition become one batch, which is appended when the loop has read all ready sockets. The same holds for small transactions: those that
+are committed in one turn become one append.
 
 A batch holds records of one protocol, so that they share a meter. The order of the calls is the order in the log: whatever else is
 appended in the same turn is appended after `send`.
@@ -11,12 +12,12 @@ appended in the same turn is appended after `send`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from headrace.broker.meters import Meter, Meters
-from headrace.broker.publishing.published import PublishedOne
+from headrace.broker.publishing.published import Landing, PublishedOne
 from headrace.engine.contract import Appended, Write
 from headrace.errors import BrokerError
 from headrace.limits import KIB
@@ -26,6 +27,8 @@ RECORD_BYTES_MAX: Final = KIB
 """Key and value of a record that is gathered. A larger one is worth an append of its own."""
 _RECORDS_MAX: Final = 1_024
 """Records of one batch."""
+_COMMIT_BYTES_MAX: Final = 256 * KIB
+"""Size of the transactions of one append."""
 
 Staged: TypeAlias = asyncio.Future[list[Appended]]
 Append: TypeAlias = Callable[[Sequence[Write]], Staged]
@@ -45,6 +48,22 @@ class _Batch:
         self.outcomes: list[PublishedOne] = []
 
 
+class Commit(Protocol):
+    """A transaction that waits for the end of the turn."""
+
+    @property
+    def answer(self) -> Landing: ...
+
+    @property
+    def writes(self) -> Sequence[Write]: ...
+
+    def landed(self, staged: Staged, first: int) -> None:
+        """Take the outcome of an append whose results for this transaction begin at index `first`."""
+
+    def fail(self, error: BrokerError) -> None:
+        """Take the error of an append that was not staged."""
+
+
 class Gathering:
     """The records of this turn. `append` appends a batch and counts it as in flight, `landed` counts it as done."""
 
@@ -53,6 +72,17 @@ class Gathering:
         self._count_landed = landed
         self._meters = meters
         self._batches: dict[Place, _Batch] = {}
+        self._commits: list[Commit] = []
+        self._commit_bytes = 0
+
+    def add_commit(self, commit: Commit, size_bytes: int) -> None:
+        """Append a transaction with the others of this turn. It has at least one write."""
+        if self._batches or self._commit_bytes + size_bytes > _COMMIT_BYTES_MAX:
+            self.send()
+        if not self._commits:
+            asyncio.get_running_loop().call_soon(self.send)
+        self._commits.append(commit)
+        self._commit_bytes += size_bytes
 
     def add(self, place: Place, value: bytes, key: bytes | None, meter: Meter, protocol: str) -> PublishedOne:
         batch = self._batches.get(place)
@@ -68,7 +98,7 @@ class Gathering:
         return outcome
 
     def _start(self, place: Place, meter: Meter, protocol: str) -> _Batch:
-        if place in self._batches:
+        if place in self._batches or self._commits:
             self.send()
         if not self._batches:
             asyncio.get_running_loop().call_soon(self.send)
@@ -77,6 +107,10 @@ class Gathering:
 
     def send(self) -> None:
         """Append what was gathered so far."""
+        if self._commits:
+            commits, self._commits, self._commit_bytes = self._commits, [], 0
+            self._append_commits(commits)
+            return  # there are either commits or single records
         batches, self._batches = self._batches, {}
         for (topic, partition), batch in batches.items():
             write = Write(topic, partition, RecordBatch(batch.values, batch.keys))
@@ -87,6 +121,32 @@ class Gathering:
                 asyncio.get_running_loop().call_soon(self._fail, batch, error)
             else:
                 staged.add_done_callback(partial(self._landed, batch, write))
+
+    def _append_commits(self, commits: list[Commit]) -> None:
+        try:
+            staged = self._append([write for commit in commits for write in commit.writes])
+        except BrokerError as error:
+            # The topic of one was deleted in this turn.
+            if len(commits) > 1:
+                for commit in commits:
+                    self._append_commits([commit])
+            else:
+                asyncio.get_running_loop().call_soon(self._fail_commit, commits[0], error)
+        else:
+            staged.add_done_callback(partial(self._landed_commits, commits))
+
+    def _landed_commits(self, commits: list[Commit], staged: Staged) -> None:
+        self._count_landed(staged)
+        first = 0
+        for commit in commits:
+            count = len(commit.writes)
+            commit.landed(staged, first)
+            first += count
+        self._call_back([commit.answer for commit in commits])
+
+    def _fail_commit(self, commit: Commit, error: BrokerError) -> None:
+        commit.fail(error)
+        self._call_back([commit.answer])
 
     def _landed(self, batch: _Batch, write: Write, staged: Staged) -> None:
         self._count_landed(staged)
@@ -99,17 +159,17 @@ class Gathering:
         timestamp = appended.timestamp
         for index, outcome in enumerate(batch.outcomes):
             outcome.land(appended.offset(index), timestamp)
-        self._call_back(batch)
+        self._call_back(batch.outcomes)
 
     def _fail(self, batch: _Batch, error: BaseException) -> None:
         for outcome in batch.outcomes:
             if isinstance(error, BrokerError):
                 self._meters.refuse(batch.protocol, error.code)
             outcome.fail(error)
-        self._call_back(batch)
+        self._call_back(batch.outcomes)
 
-    def _call_back(self, batch: _Batch) -> None:
-        for outcome in batch.outcomes:
+    def _call_back(self, outcomes: Iterable[Landing]) -> None:
+        for outcome in outcomes:
             try:
                 outcome.call_back()
             except Exception as failure:

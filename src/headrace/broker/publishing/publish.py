@@ -197,13 +197,13 @@ class Publisher:
         self._draining = False
         self._staged = 0
         self._drained: asyncio.Future[None] | None = None
-        self._gathering = Gathering(self._append_gathered, self._landed, self.meters)
+        self.gathering = Gathering(self._append_gathered, self._landed, self.meters)
 
     def publish(self, who: Principal, topic: str, batch: AnyBatch, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
         route = self.known_route(who, topic)
         placing = Placing(route, batch, partition)
         traced = None if self.tracer is None else self.tracer.publish(topic, who.protocol, batch)
-        self._gathering.send()
+        self.gathering.send()
         if len(placing.writes) > 1 and not self._engine.capabilities.cheap_atomic_append:
             staged = self._append_each(placing.writes, ack)
         else:
@@ -229,7 +229,7 @@ class Publisher:
                 raise UnknownPartition(topic, partition)
             place = (route.topic, partition)
         protocol = who.protocol
-        return self._gathering.add(place, value, key, route.meters.get(protocol) or self._meter(route, protocol), protocol)
+        return self.gathering.add(place, value, key, route.meters.get(protocol) or self._meter(route, protocol), protocol)
 
     def _meter(self, route: Route, protocol: str) -> Meter:
         meter = route.meters[protocol] = self.meters.meter(route.topic, protocol)
@@ -250,7 +250,7 @@ class Publisher:
         known = self._spread(routes, topics, keys) if None in places else cast("list[tuple[str, int]]", places)
         if known is None:
             return None
-        self._gathering.send()
+        self.gathering.send()
         staged = self._engine.append_each(known, values, keys)
         self._staged += 1
         answer: asyncio.Future[PublishedEach] = staged.get_loop().create_future()
@@ -327,7 +327,7 @@ class Publisher:
 
     def append(self, writes: Sequence[Write], ack: Ack | None = None, *, urgent: bool = False) -> asyncio.Future[list[Appended]]:
         """Append and register the append, so that a drain waits for it."""
-        self._gathering.send()
+        self.gathering.send()
         staged = self._engine.append(writes, ack=ack, urgent=urgent)
         self._staged += 1
         staged.add_done_callback(self._landed)
@@ -374,7 +374,7 @@ class Publisher:
         """Reject new publishes and wait for the staged ones."""
         self._draining = True
         self._allowed.clear()
-        self._gathering.send()
+        self.gathering.send()
         if self._staged:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained

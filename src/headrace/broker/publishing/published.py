@@ -44,19 +44,16 @@ class PublishedEach:
     """Records that were not published, by index."""
 
 
-class PublishedOne:
-    """Future result of the publish of a single record: those methods of `asyncio.Future[Published]` that sessions use, at a fraction of
-    its cost. It calls back without a turn of the loop, and cannot be awaited."""
+class Landing:
+    """Future result of a publish: those methods of `asyncio.Future` that sessions use, at a fraction of its cost. It calls back without a
+    turn of the loop, and cannot be awaited."""
 
-    __slots__ = ("_callback", "_is_done", "error", "offset", "partition", "timestamp")
+    __slots__ = ("_callback", "_is_done", "error")
 
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-        self.offset = self.timestamp = 0
-        """Of the record, when it is done without an error."""
+    def __init__(self) -> None:
         self.error: BaseException | None = None
         self._is_done = False
-        self._callback: Callable[[PublishedOne], object] | None = None
+        self._callback: Callable[[Landing], object] | None = None
 
     def done(self) -> bool:
         return self._is_done
@@ -68,20 +65,10 @@ class PublishedOne:
         assert self._is_done
         return self.error
 
-    def result(self) -> Published:
-        assert self._is_done
-        if self.error is not None:
-            raise self.error
-        return Published(self.partition, self.offset, 1, self.timestamp)
-
-    def add_done_callback(self, callback: Callable[[PublishedOne], object]) -> None:
+    def add_done_callback(self, callback: Callable[[Landing], object]) -> None:
         """Call back when it is done, which it is not yet. There is one callback at most."""
         assert not self._is_done and self._callback is None
         self._callback = callback
-
-    def land(self, offset: int, timestamp: int) -> None:
-        """Set the position. `call_back` follows."""
-        self.offset, self.timestamp, self._is_done = offset, timestamp, True
 
     def fail(self, error: BaseException) -> None:
         """Set the error. `call_back` follows."""
@@ -90,6 +77,50 @@ class PublishedOne:
     def call_back(self) -> None:
         if self._callback is not None:
             self._callback(self)
+
+
+class PublishedOne(Landing):
+    """Future result of the publish of a single record."""
+
+    __slots__ = ("offset", "partition", "timestamp")
+
+    def __init__(self, partition: int) -> None:
+        # As in `Landing`. There is one for each single record, and the call would take as long as the rest.
+        self.error, self._is_done, self._callback = None, False, None
+        self.partition = partition
+        self.offset = self.timestamp = 0
+        """Of the record, when it is done without an error."""
+
+    def result(self) -> Published:
+        assert self._is_done
+        if self.error is not None:
+            raise self.error
+        return Published(self.partition, self.offset, 1, self.timestamp)
+
+    def land(self, offset: int, timestamp: int) -> None:
+        """Set the position. `call_back` follows."""
+        self.offset, self.timestamp, self._is_done = offset, timestamp, True
+
+
+class PublishedTogether(Landing):
+    """Future result of a transaction."""
+
+    __slots__ = ("_published",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._published: list[Published] = []
+
+    def result(self) -> list[Published]:
+        """Return the position of each batch."""
+        assert self._is_done
+        if self.error is not None:
+            raise self.error
+        return self._published
+
+    def land(self, published: list[Published]) -> None:
+        """Set the positions. `call_back` follows."""
+        self._published, self._is_done = published, True
 
 
 Outcome: TypeAlias = asyncio.Future[Published] | PublishedOne

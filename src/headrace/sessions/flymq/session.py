@@ -28,7 +28,7 @@ from headrace.sessions.flymq.errors import error_reply, not_understood
 from headrace.sessions.flymq.handlers import Handlers
 from headrace.sessions.flymq.members import SHARED
 from headrace.sessions.flymq.staging import Staged, StagedMany, StagedRecord, failed, stage, stage_many
-from headrace.sessions.flymq.transactions import Committing
+from headrace.sessions.flymq.transactions import Committing, WholeCommitting
 from headrace.sessions.session import BaseSession
 from headrace.sessions.turns import Turns
 from headrace.wire.flymq import (
@@ -43,7 +43,16 @@ from headrace.wire.flymq import (
     speaks_sdk,
 )
 from headrace.wire.flymq.access_messages import AccessRequest, Auth
-from headrace.wire.flymq.advanced_messages import DelayedBatch, ProduceDelayed, ProduceWithTtl, TxnBegin, TxnCommit, TxnProduceBatch
+from headrace.wire.flymq.advanced_messages import (
+    DelayedBatch,
+    ProduceDelayed,
+    ProduceWithTtl,
+    TxnBegin,
+    TxnBeginBatch,
+    TxnCommit,
+    TxnProduceBatch,
+    TxnWholeBatch,
+)
 from headrace.wire.flymq.framing import inflate
 from headrace.wire.flymq.messages import (
     AUTO,
@@ -170,6 +179,11 @@ class FlyMqSession(BaseSession[Step]):
                 return self._serves(batch_of(message))
             case Packed():
                 self._start(self._unpack(message))
+            case TxnWholeBatch() | TxnBeginBatch():
+                if not self._is_writable():
+                    return False
+                self._work_left -= 1
+                return self._stages_transactions(message)
             case TxnProduceBatch() | TxnBegin() | TxnCommit():
                 if not self._is_writable():
                     return False
@@ -225,7 +239,7 @@ class FlyMqSession(BaseSession[Step]):
 
     # Records.
 
-    def _queue(self, staged: Staged | StagedMany | StagedRecord | StagedReplies | Committing | bytes) -> None:
+    def _queue(self, staged: Staged | StagedMany | StagedRecord | StagedReplies | Committing | WholeCommitting | bytes) -> None:
         """Queue the reply."""
         if isinstance(staged, bytes):
             self._reply(staged)
@@ -252,6 +266,22 @@ class FlyMqSession(BaseSession[Step]):
         if not self._publishes(batch):
             # The topic was deleted again in between.
             self._queue(failed(batch, UnknownTopic(batch.topic)))
+
+    def _stages_transactions(self, batch: TxnWholeBatch | TxnBeginBatch) -> bool:
+        """Stage the transactions together or, if that is impossible, each request on its own. Return False if they must wait."""
+        if isinstance(batch, TxnBeginBatch):
+            try:
+                self._reply(self._handlers.transactions.begin_all(batch, self._dialect))
+            except NotCoordinator as error:
+                return self._passes_on(batch, error)
+            return True
+        staged = self._handlers.transactions.stage_whole(batch)
+        if isinstance(staged, int):
+            requests, rest = batch.split(staged)
+            self._inbox.extendleft(reversed(requests if rest is None else [*requests, rest]))
+        else:
+            self._queue(staged)
+        return True
 
     async def _produce_to_new_topic(self, request: TxnProduceBatch) -> None:
         self._queue(await self._handlers.transactions.produce_to_new_topic(request, self._dialect))
@@ -324,11 +354,13 @@ class FlyMqSession(BaseSession[Step]):
 
     # Handover to the coordinator.
 
-    def _passes_on(self, message: CommitBatch | DelayedBatch | TxnBegin | TxnCommit | TxnProduceBatch, error: NotCoordinator) -> bool:
+    def _passes_on(
+        self, message: CommitBatch | DelayedBatch | TxnBegin | TxnBeginBatch | TxnCommit | TxnProduceBatch, error: NotCoordinator
+    ) -> bool:
         """Hand the connection over, or return False if earlier requests have no reply yet."""
         if self._owed:
             return False
-        count = len(message) if isinstance(message, CommitBatch | DelayedBatch) else 1
+        count = 1 if isinstance(message, TxnBegin | TxnCommit) else len(message)
         self._start(self._pass_on(message, partial(self._refuse, error, count)))
         return True
 

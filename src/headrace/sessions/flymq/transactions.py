@@ -6,26 +6,36 @@ connection, so a client that repeats a request without a reply cannot stage a re
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
-from functools import partial
 from itertools import groupby
 from typing import Final
 
-from headrace.broker import Broker, Principal, Published, Transaction
+from headrace.broker import Broker, Principal, Published, PublishedTogether, Transaction
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, NotCoordinator, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_TRANSACTIONS_MAX
 from headrace.records import RecordBatch
 from headrace.sessions.flymq.errors import error_reply, publish_error_reply
 from headrace.sessions.flymq.staging import RECORD_BYTES_MAX, columns
+from headrace.sessions.session import RECORD_OVERHEAD_BYTES as IN_FLIGHT_OVERHEAD_BYTES
 from headrace.wire.flymq import Dialect, Opcode, encode_failure, encode_reply
-from headrace.wire.flymq.advanced_messages import PlacedBatch, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceBatch, TxnRollback
+from headrace.wire.flymq.advanced_messages import (
+    PlacedBatch,
+    TxnBegin,
+    TxnBeginBatch,
+    TxnCommit,
+    TxnEnded,
+    TxnProduceBatch,
+    TxnRollback,
+    TxnWholeBatch,
+)
 from headrace.wire.flymq.messages import AUTO, Commit, Done, RecordMetadataBatch, Reply
-from headrace.wire.flymq.transactions import encode_staged
+from headrace.wire.flymq.transactions import encode_begun, encode_staged, encode_whole
 
 _COMMIT_BYTES: Final = 2_048
 """Memory of a commit in flight beside the records."""
+_WHOLE_BYTES: Final = 512
+"""The same for each of several that are committed together."""
 TIMEOUT_MS_DEFAULT: Final = 60_000
 TIMEOUT_MS_MAX: Final = 15 * 60_000
 
@@ -42,29 +52,84 @@ class _Open:
         self.key_sizes: list[list[int]] = []
         self.value_sizes: list[list[int]] = []
 
+    def add(self, topic: str, key_sizes: list[int], value_sizes: list[int]) -> None:
+        self.topics.append(topic)
+        self.key_sizes.append(key_sizes)
+        self.value_sizes.append(value_sizes)
+
     def placed(self, published: list[Published]) -> list[PlacedBatch]:
         rows = zip(published, self.topics, self.key_sizes, self.value_sizes, strict=True)
         return [PlacedBatch(topic, *columns(one), key_sizes, value_sizes) for one, topic, key_sizes, value_sizes in rows]
 
 
 class Committing:
-    """A commit in flight."""
+    """A commit in flight. `answered` is called when it is answered."""
 
-    __slots__ = ("_answer", "_held", "size_bytes")
+    __slots__ = ("_answer", "_answered", "_held", "size_bytes")
 
-    def __init__(self, held: _Open, answer: asyncio.Future[list[Published]]) -> None:
-        self._held, self._answer = held, answer
+    def __init__(self, held: _Open, answer: PublishedTogether, answered: Callable[[_Open], None]) -> None:
+        self._held, self._answer, self._answered = held, answer, answered
         self.size_bytes = held.transaction.size_bytes + _COMMIT_BYTES
 
     @property
-    def outcome(self) -> asyncio.Future[list[Published]]:
-        return self._answer
+    def outcome(self) -> PublishedTogether | None:
+        return None if self._answer.done() else self._answer
 
     def reply(self, dialect: Dialect) -> bytes:
+        self._answered(self._held)
         error = self._answer.exception()
         if isinstance(error, BrokerError):
             return encode_failure(error_reply(error), dialect)
         return encode_reply(Opcode.TXN_COMMIT, TxnEnded(self._held.transaction.id, True, self._held.placed(self._answer.result())), dialect)
+
+
+class WholeCommitting:
+    """Commits in flight of transactions whose records came with them."""
+
+    __slots__ = ("_answer", "_answered", "_batch", "_held", "_now", "_value_sizes", "size_bytes")
+
+    def __init__(
+        self, batch: TxnWholeBatch, held: list[_Open], answer: PublishedTogether, answered: Callable[[_Open], None], now: int
+    ) -> None:
+        self._batch, self._held, self._answer, self._answered, self._now = batch, held, answer, answered, now
+        self._value_sizes = list(map(len, batch.values))
+        self.size_bytes = sum(self._value_sizes) + len(batch) * _WHOLE_BYTES + len(batch.values) * IN_FLIGHT_OVERHEAD_BYTES
+
+    @property
+    def outcome(self) -> PublishedTogether:
+        return self._answer
+
+    def reply(self, dialect: Dialect) -> bytes:
+        batch, error = self._batch, self._answer.exception()
+        if isinstance(error, BrokerError):
+            return self._failed(encode_failure(error_reply(error), dialect))
+        for held in self._held:
+            self._answered(held)
+        (all_records,) = self._answer.result()
+        if all_records.placements is None:
+            placed = all_records.partition, all_records.base_offset, all_records.timestamp
+            return encode_whole(batch.topic, batch.transactions, batch.counts, placed, self._value_sizes)
+        frames, first = list[bytes](), 0
+        for id, count in zip(batch.transactions, batch.counts, strict=True):
+            # The log has gaps between the offsets.
+            sizes, rows = self._value_sizes[first : first + count], all_records.placements[first : first + count]
+            frames.append(encode_staged(batch.topic, all_records.partition, all_records.timestamp, sizes))
+            columns = ([partition for partition, _ in rows], [offset for _, offset in rows], [all_records.timestamp] * count)
+            ended = TxnEnded(id, True, [PlacedBatch(batch.topic, *columns, [AUTO] * count, sizes)])
+            frames.append(encode_reply(Opcode.TXN_COMMIT, ended, dialect))
+            first += count
+        return b"".join(frames)
+
+    def _failed(self, failure: bytes) -> bytes:
+        """Answer each commit with the failure. The transactions hold their records if they are open again."""
+        frames, first = list[bytes](), 0
+        for held, count in zip(self._held, self._batch.counts, strict=True):
+            sizes = self._value_sizes[first : first + count]
+            held.add(self._batch.topic, [AUTO] * count, sizes)
+            self._answered(held)
+            frames += (encode_staged(self._batch.topic, 0, self._now, sizes), failure)
+            first += count
+        return b"".join(frames)
 
 
 class TransactionHandlers:
@@ -82,10 +147,39 @@ class TransactionHandlers:
 
     def abort_all(self) -> None:
         """Abort all: the connection is lost, or another user has logged in."""
-        for held in self._open.values():
+        for held in (*self._open.values(), *self._committing.values()):
             held.transaction.abort()
         self._open.clear()
         self._committing.clear()
+
+    def stage_whole(self, batch: TxnWholeBatch) -> WholeCommitting | int:
+        """Stage transactions with their commits. If some must be handled one by one, stage nothing and return how many of the first."""
+        found = [self._open.get(id) for id in batch.transactions]
+        held = [one for one in found if one is not None and one.transaction.is_empty]
+        if len(held) < len(batch):
+            return max(index for index, one in enumerate(found) if one is None or not one.transaction.is_empty) + 1
+        if len(set(batch.transactions)) < len(batch):
+            return len(batch)
+        first, *others = [one.transaction for one in held]
+        answer = first.stage_whole(others, batch.topic, batch.values, batch.counts)
+        if answer is None:
+            return len(batch)
+        for id, one in zip(batch.transactions, held, strict=True):
+            del self._open[id]
+            self._committing[id] = one
+        return WholeCommitting(batch, held, answer, self._answered, self._broker.now)
+
+    def begin_all(self, batch: TxnBeginBatch, dialect: Dialect) -> bytes:
+        """Begin as many transactions as possible. Return one frame for each request. Raises `NotCoordinator`."""
+        begun: list[str] = []
+        try:
+            for _ in range(len(batch)):
+                begun.append(self._begin(batch.timeout_ms))
+        except NotCoordinator:
+            raise
+        except BrokerError as error:
+            return encode_begun(begun) + encode_failure(error_reply(error), dialect) * (len(batch) - len(begun))
+        return encode_begun(begun)
 
     def stage(self, request: TxnProduceBatch | TxnBegin | TxnCommit, dialect: Dialect) -> Committing | bytes | None:
         """Answer the request without waiting. Return None if its topic must be created first. Raises `NotCoordinator`."""
@@ -94,7 +188,7 @@ class TransactionHandlers:
                 case TxnProduceBatch():
                     return self._produce(request, dialect)
                 case TxnBegin():
-                    return encode_reply(Opcode.TXN_BEGIN, self._begin(request), dialect)
+                    return encode_begun([self._begin(request.timeout_ms)])
                 case TxnCommit():
                     return self._commit(request)
         except NotCoordinator:
@@ -102,15 +196,14 @@ class TransactionHandlers:
         except BrokerError as error:
             return encode_failure(error_reply(error), dialect)
 
-    def _begin(self, request: TxnBegin) -> Reply:
-        timeout_ms = min(request.timeout_ms or TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX)
+    def _begin(self, timeout_ms: int) -> str:
         if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
             self._open = {id: held for id, held in self._open.items() if not held.transaction.has_ended}
-        if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
-            raise LimitExceeded(f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection: the limit is reached")
-        transaction = self._broker.begin(self._who(), timeout_ms=timeout_ms)
+            if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
+                raise LimitExceeded(f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection: the limit is reached")
+        transaction = self._broker.begin(self._who(), timeout_ms=min(timeout_ms or TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX))
         self._open[transaction.id] = _Open(transaction)
-        return TxnBegun(transaction.id)
+        return transaction.id
 
     def _commit(self, request: TxnCommit) -> Committing:
         held = self._find(request.transaction)
@@ -120,19 +213,16 @@ class TransactionHandlers:
             if not held.transaction.is_open:
                 self._open.pop(request.transaction, None)
             raise
-        self._committing[request.transaction] = self._open.pop(request.transaction)
-        answer.add_done_callback(partial(self._committed, held))
-        return Committing(held, answer)
+        self._open.pop(request.transaction, None)
+        self._committing[request.transaction] = held
+        return Committing(held, answer, self._answered)
 
-    def _committed(self, held: _Open, answer: asyncio.Future[list[Published]]) -> None:
+    def _answered(self, held: _Open) -> None:
+        """Note that the commit is answered. After a retriable error the transaction is open again."""
         id = held.transaction.id
-        is_lost = self._committing.pop(id, None) is None
+        self._committing.pop(id, None)
         if held.transaction.is_open:
-            if is_lost:
-                # Still open after a retriable error, but the connection is lost and no other can end the transaction.
-                held.transaction.abort()
-            else:
-                self._open[id] = held
+            self._open[id] = held
 
     async def rollback(self, request: TxnRollback) -> Reply:
         held = self._find(request.transaction)
@@ -188,9 +278,7 @@ class TransactionHandlers:
                 return [encode_failure(publish_error_reply(error), dialect)]
             # One record, or all together, exceed a limit: stage each one on its own.
             return [frame for index in range(count) for frame in self._stage(held, topic, batch[index : index + 1], partition, dialect)]
-        held.topics.append(topic)
-        held.key_sizes.append(key_sizes)
-        held.value_sizes.append(value_sizes)
+        held.add(topic, key_sizes, value_sizes)
         if batch.keys is None and placing.rule is None:
             return [encode_staged(topic, placing.partition, self._broker.now, value_sizes)]
         times = [self._broker.now] * count

@@ -125,6 +125,47 @@ class TxnProduceBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class TxnBeginBatch:
+    """Adjacent TXN_BEGIN frames with one timeout."""
+
+    count: int
+    timeout_ms: int = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def requests(self) -> list[TxnBegin]:
+        return [TxnBegin(self.timeout_ms)] * self.count
+
+
+@dataclass(slots=True)
+class TxnWholeBatch:
+    """Adjacent transactions, each with all its frames after TXN_BEGIN: TXN_PRODUCE frames for one topic, without keys and partitions, and
+    TXN_COMMIT."""
+
+    topic: str
+    transactions: list[str]
+    counts: list[int]
+    """Records of each transaction."""
+    values: list[bytes]
+    """Of all transactions."""
+
+    def __len__(self) -> int:
+        return len(self.transactions)
+
+    def split(self, index: int) -> tuple[list[TxnProduceBatch | TxnCommit], TxnWholeBatch | None]:
+        """Return the requests of the first `index` transactions, and the others."""
+        requests: list[TxnProduceBatch | TxnCommit] = []
+        first = 0
+        for id, count in zip(self.transactions[:index], self.counts[:index], strict=True):
+            requests += (TxnProduceBatch(id, self.topic, self.values[first : first + count]), TxnCommit(id))
+            first += count
+        if index == len(self):
+            return requests, None
+        return requests, TxnWholeBatch(self.topic, self.transactions[index:], self.counts[index:], self.values[first:])
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterJoin:
     peer: str
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeAlias, TypeVar
 
 from headrace.errors import WireError
 from headrace.limits import FLYMQ_LOOP_INFLATED_BYTES_TOTAL, FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq import transactions
-from headrace.wire.flymq.advanced_messages import DelayedBatch, TxnProduceBatch
+from headrace.wire.flymq.advanced_messages import DelayedBatch, TxnBeginBatch, TxnProduceBatch, TxnWholeBatch
 from headrace.wire.flymq.fields import Reader
 from headrace.wire.flymq.framing import COMPRESSION_MASK, GZIP, HEADER, HEADER_BYTES, MAGIC, VERSION, InflatedTooLarge, inflate
 from headrace.wire.flymq.many import MANY_MIN, take_many
@@ -36,9 +36,11 @@ from headrace.wire.flymq.timed import take_commits, take_timed
 
 E = TypeVar("E")
 
-_TAKERS: Final[dict[int, Callable[[bytes, int, int], tuple[ProduceBatch | TxnProduceBatch | DelayedBatch | CommitBatch | None, int]]]] = {
+_Taken: TypeAlias = ProduceBatch | TxnProduceBatch | TxnWholeBatch | TxnBeginBatch | DelayedBatch | CommitBatch
+_TAKERS: Final[dict[int, Callable[[bytes, int, int], tuple[_Taken | None, int]]]] = {
     Opcode.PRODUCE: take_batch,
-    Opcode.TXN_PRODUCE: transactions.take_batch,
+    Opcode.TXN_BEGIN: transactions.take_begins,
+    Opcode.TXN_PRODUCE: transactions.take_whole,
     Opcode.COMMIT: take_commits,
     Opcode.PRODUCE_DELAYED: take_timed,
     Opcode.PRODUCE_WITH_TTL: take_timed,

@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Final, TypeAlias
 
 from headrace.wire.flymq.access_messages import AccessReplies, AccessRequest
-from headrace.wire.flymq.advanced_messages import AdvancedReply, AdvancedRequest, DelayedBatch
+from headrace.wire.flymq.advanced_messages import AdvancedReply, AdvancedRequest, DelayedBatch, TxnBeginBatch, TxnWholeBatch
 from headrace.wire.flymq.schema_messages import SchemaReplies, SchemaRequest
 
 AUTO = -1
@@ -478,7 +478,9 @@ Request: TypeAlias = (
     | SchemaRequest
     | AdvancedRequest
 )
-RequestEvent: TypeAlias = Request | ProduceMany | CommitBatch | DelayedBatch | UnknownOpcode | Malformed | Packed | Broken
+RequestEvent: TypeAlias = (
+    Request | ProduceMany | CommitBatch | DelayedBatch | TxnBeginBatch | TxnWholeBatch | UnknownOpcode | Malformed | Packed | Broken
+)
 Reply: TypeAlias = (
     RecordMetadataBatch
     | Consumed

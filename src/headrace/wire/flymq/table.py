@@ -253,6 +253,10 @@ def encode_received(event: m.RequestEvent) -> bytes:
             return b"".join(map(encode_request, event.commits()))
         case v.DelayedBatch():
             return b"".join(map(encode_request, event.messages()))
+        case v.TxnBeginBatch():
+            return b"".join(map(encode_request, event.requests()))
+        case v.TxnWholeBatch():
+            return b"".join(map(encode_request, event.split(len(event))[0]))
         case m.ProduceMany():
             return b"".join(map(encode_request, event.batches()))
         case m.ProduceBatch() if event.ttls is not None:

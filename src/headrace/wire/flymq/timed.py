@@ -57,7 +57,14 @@ def take_timed(buffer: bytes, position: int, end: int) -> tuple[ProduceBatch | D
     values: list[bytes] = []
     times: list[int] = []
     last = end - front_bytes - _TIME.size
+    look_at = 0
+    """Frame, counted in values, from which the fast path is tried again, so that it is not tried at every frame."""
     while position <= last:
+        if len(values) >= look_at:
+            position += _take_stretch(values, times, buffer, position, end, (head, field))
+            look_at = len(values) + _STRETCH_MIN
+            if position > last:
+                break
         frame_head, length, topic, value_bytes = unpack(buffer, position)
         value_at, behind = position + front_bytes, position + HEADER_BYTES + length
         time_at = value_at + value_bytes
@@ -78,6 +85,32 @@ def take_timed(buffer: bytes, position: int, end: int) -> tuple[ProduceBatch | D
     if head[2] == Opcode.PRODUCE_WITH_TTL:
         return ProduceBatch(name, values, ttls=times), position
     return DelayedBatch(name, values, times), position
+
+
+def _take_stretch(values: list[bytes], times: list[int], buffer: bytes, position: int, end: int, same: tuple[bytes, bytes]) -> int:
+    """Decode many frames of the same sizes at once: nothing but value and time differs. Return their size; 0 if there are too few.
+
+    `same` is the head and the topic of the batch. There are enough bytes for a frame with an empty value.
+    """
+    head, field = same
+    layout = _front_layout(len(field))
+    frame_head, length, topic, value_bytes = layout.unpack_from(buffer, position)
+    tail_bytes = length + HEADER_BYTES - layout.size - value_bytes - _TIME.size
+    if frame_head != head or topic != field or tail_bytes not in (0, len(_TAIL)):
+        return 0
+    front, tail = buffer[position : position + layout.size], _TAIL[:tail_bytes]
+    row = struct.Struct(f">{len(front)}s{value_bytes}sq{tail_bytes}s")
+    begin, stretch = position, _STRETCH_MIN
+    while (count := min(stretch, (end - position) // row.size)) >= _STRETCH_MIN:
+        rows = row.iter_unpack(memoryview(buffer)[position : position + count * row.size])
+        fronts, found, moments, tails = zip(*rows, strict=True)
+        if fronts.count(front) < count or tails.count(tail) < count:
+            break
+        values += found
+        times += moments
+        position += count * row.size
+        stretch *= _STRETCH_GROWTH
+    return position - begin
 
 
 def take_commits(buffer: bytes, position: int, end: int) -> tuple[CommitBatch | None, int]:

@@ -9,7 +9,7 @@ Only Headrace has the timeout (ms), key, partition and the list in the reply to 
 names it (see `table.py`).
 
 TXN_PRODUCE frames come in long batches, as PRODUCE frames do. `take_batch` decodes a batch directly from the input: one unpack compares
-each frame with the header, transaction and topic of the first.
+each frame with the header, transaction and topic of the first. `take_whole` decodes adjacent transactions together with their commits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ from itertools import repeat
 from typing import Final
 
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
-from headrace.wire.flymq.advanced_messages import PlacedBatch, TxnBegin, TxnBegun, TxnCommit, TxnEnded, TxnProduceBatch, TxnRollback
+from headrace.wire.flymq.advanced_messages import (
+    PlacedBatch,
+    TxnBegin,
+    TxnBeginBatch,
+    TxnBegun,
+    TxnCommit,
+    TxnEnded,
+    TxnProduceBatch,
+    TxnRollback,
+    TxnWholeBatch,
+)
 from headrace.wire.flymq.fields import B32, BOOL, I32, S16, U32, Layout, Reader, Trailing
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
 from headrace.wire.flymq.messages import AUTO
@@ -32,7 +42,11 @@ _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_PRODUCE << 8 | BINARY
 _HEADER = struct.Struct(">II")
 _LENGTH, _PARTITION, _PLACE = struct.Struct(">I"), struct.Struct(">i"), struct.Struct(">iQqii")
 _SIZE = struct.Struct(">i")
+_BEGIN_HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_BEGIN << 8 | BINARY
+_COMMIT_HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_COMMIT << 8 | BINARY
 _STRETCH_MIN: Final = 16
+_STRETCH_GROWTH: Final = 4
+_BEGINS_MIN: Final = 2
 _TAIL_BYTES: Final = 8
 """An empty key and a partition."""
 
@@ -96,6 +110,39 @@ def encode_staged(topic: str, partition: int, timestamp: int, value_sizes: Seque
     return front + front.join(map(_SIZE.pack, value_sizes))
 
 
+def encode_begun(ids: Sequence[str]) -> bytes:
+    """Return the replies to TXN_BEGINs."""
+    fields = [S16.write(id) + b"\x01" for id in ids]
+    return b"".join([_HEADER.pack(_BEGIN_HEAD, len(field)) + field for field in fields])
+
+
+def encode_whole(
+    topic: str, transactions: Sequence[str], counts: Sequence[int], placed: tuple[int, int, int], sizes: Sequence[int]
+) -> bytes:
+    """Return the replies to the frames of whole transactions. `placed`: partition, first offset and timestamp of all records, `sizes`: of
+    their values."""
+    partition, offset, timestamp = placed
+    field, ids, size = S16.write(topic), list(map(str.encode, transactions)), sizes[0]
+    id_bytes = len(ids[0])
+    if len(sizes) == len(ids) and sizes.count(size) == len(sizes) and len(b"".join(ids)) == id_bytes * len(ids):
+        # Only ids and offsets differ.
+        middle = b"\x01" + _LENGTH.pack(1) + field
+        front = encode_staged(topic, partition, timestamp, [size])
+        front += _HEADER.pack(_COMMIT_HEAD, 2 + id_bytes + len(middle) + _PLACE.size) + id_bytes.to_bytes(2, "big")
+        layout = struct.Struct(f">{len(front)}s{id_bytes}s{len(middle)}s{_PLACE.format[1:]}")
+        offsets, times = range(offset, offset + len(ids)), repeat(timestamp)
+        rows = map(layout.pack, repeat(front), ids, repeat(middle), repeat(partition), offsets, times, repeat(AUTO), sizes)
+        return b"".join(rows)
+    frames, first = list[bytes](), 0
+    for id, count in zip(transactions, counts, strict=True):
+        own, begin = sizes[first : first + count], offset + first
+        first += count
+        rows = map(_PLACE.pack, repeat(partition), range(begin, begin + count), repeat(timestamp), repeat(AUTO), own)
+        ended = b"".join((S16.write(id), b"\x01", _LENGTH.pack(count), field, field.join(rows)))
+        frames += (encode_staged(topic, partition, timestamp, own), _HEADER.pack(_COMMIT_HEAD, len(ended)), ended)
+    return b"".join(frames)
+
+
 TXN_ENDED = Layout(TxnEnded, transaction=S16, success=BOOL, batches=PlacesLayout())
 
 
@@ -147,6 +194,90 @@ def take_batch(buffer: bytes, position: int, end: int) -> tuple[TxnProduceBatch 
     return (batch, ahead) if (ahead := _extend(batch, field, buffer, position, end)) > position else (None, position)
 
 
+def take_begins(buffer: bytes, position: int, end: int) -> tuple[TxnBeginBatch | None, int]:
+    """Return equal TXN_BEGIN frames from `position` on, and their end; None for too few. There is a complete frame at `position`."""
+    head, length = _HEADER.unpack_from(buffer, position)
+    if head != _BEGIN_HEAD or length not in (0, _LENGTH.size):
+        return None, position
+    behind = position + HEADER_BYTES + length
+    frame, count = buffer[position:behind], 1
+    while behind < end and buffer.startswith(frame, behind):
+        behind += len(frame)
+        count += 1
+    if count < _BEGINS_MIN:
+        return None, position
+    return TxnBeginBatch(count, int.from_bytes(frame[HEADER_BYTES:], "big")), behind
+
+
+def take_whole(buffer: bytes, position: int, end: int) -> tuple[TxnWholeBatch | TxnProduceBatch | None, int]:
+    """Return the transactions from `position` on whose frames are all there, and their end. If the first one is not, return its frames as
+    `take_batch` does."""
+    batch, ahead = take_batch(buffer, position, end)
+    if batch is None or batch.keys is not None or batch.partitions is not None:
+        return batch, ahead
+    commit = _commit(batch.transaction)
+    if not buffer.startswith(commit, ahead):
+        return batch, ahead
+    topic = batch.topic
+    if len(batch) == 1:
+        whole, ahead = _take_singles(topic, batch.transaction, len(batch.values[0]), buffer, position, end)
+    else:
+        whole, ahead = TxnWholeBatch(topic, [batch.transaction], [len(batch)], batch.values), ahead + len(commit)
+    while end - ahead > HEADER_BYTES and _HEADER.unpack_from(buffer, ahead)[0] == _HEAD:
+        if end - ahead < HEADER_BYTES + _HEADER.unpack_from(buffer, ahead)[1]:
+            break
+        batch, behind = take_batch(buffer, ahead, end)
+        if batch is None or batch.topic != topic or batch.keys is not None or batch.partitions is not None:
+            break
+        commit = _commit(batch.transaction)
+        if not buffer.startswith(commit, behind):
+            break
+        whole.transactions.append(batch.transaction)
+        whole.counts.append(len(batch))
+        whole.values += batch.values
+        ahead = behind + len(commit)
+    return whole, ahead
+
+
+def _commit(transaction: str) -> bytes:
+    field = S16.write(transaction)
+    return _HEADER.pack(_COMMIT_HEAD, len(field)) + field
+
+
+def _take_singles(topic: str, transaction: str, value_bytes: int, buffer: bytes, position: int, end: int) -> tuple[TxnWholeBatch, int]:
+    """Decode transactions of one record whose frames have the sizes of the first one's: nothing but ids and values differs. The first one
+    is complete."""
+    id_bytes, topic_field = len(transaction.encode()), S16.write(topic)
+    front = HEADER_BYTES + 2
+    layout = struct.Struct(f"{front}s{id_bytes}s{len(topic_field) + 4}s{value_bytes}s{front}s{id_bytes}s")
+    whole, stretch = TxnWholeBatch(topic, [], [], []), _STRETCH_MIN
+    first: tuple[bytes, ...] = ()
+    while (count := min(stretch, (end - position) // layout.size)) > 0:
+        rows = layout.iter_unpack(memoryview(buffer)[position : position + count * layout.size])
+        fronts, ids, topics, values, commits, committed = zip(*rows, strict=True)
+        first = first or (fronts[0], topics[0], commits[0])
+        same = count
+        if fronts.count(first[0]) < count or topics.count(first[1]) < count or commits.count(first[2]) < count or ids != committed:
+            columns = zip(fronts, topics, commits, ids, committed, strict=True)
+            same = next(index for index, (*same_as, id, other) in enumerate(columns) if tuple(same_as) != first or id != other)
+        try:
+            whole.transactions += map(bytes.decode, ids[:same])
+        except UnicodeDecodeError:
+            del whole.transactions[len(whole.values) :]
+            if not whole.values:  # the first one is known to be valid
+                whole.transactions.append(transaction)
+                whole.values.append(values[0])
+                position += layout.size
+            break
+        whole.values += values[:same]
+        position += same * layout.size
+        if same < count:
+            break
+        stretch *= _STRETCH_GROWTH
+    whole.counts = [1] * len(whole)
+    return whole, position
+
+
 def _extend(batch: TxnProduceBatch, field: bytes, buffer: bytes, position: int, end: int) -> int:
     layout = _front_layout(len(field))
     unpack, front_bytes = layout.unpack_from, layout.size
@@ -190,17 +321,17 @@ def _take_stretch(values: list[bytes], field: bytes, buffer: bytes, position: in
     if count < _STRETCH_MIN:
         return 0
     stop: int = position + count * frame_bytes
-    chunks = buffer[position + front_bytes : stop].split(front)
-    # If there are as many chunks as frames and none is too long, none is too short, and every separator is the start of a frame.
-    if len(chunks) != count or max(map(len, chunks)) != value_bytes:
+    rows = struct.Struct(f"{front_bytes}s{value_bytes}s").iter_unpack(memoryview(buffer)[position:stop])
+    fronts, found = zip(*rows, strict=True)
+    if fronts.count(front) != count:
         return 0
-    values += chunks
+    values += found
     return stop
 
 
 def _stretch(front: bytes, buffer: bytes, position: int, frame_bytes: int, count_max: int) -> int:
-    """Return how many frames have the same head, found by bisection. It assumes that such frames are contiguous; the split detects a wrong
-    guess."""
+    """Return how many frames have the same head, found by bisection. It assumes that such frames are contiguous; the caller detects a
+    wrong guess."""
     low, high = min(1, count_max), count_max
     while low < high:
         middle = (low + high + 1) // 2
