@@ -96,14 +96,16 @@ async def test_a_put_whose_rows_break_off_stages_nothing_at_the_coordinator() ->
         raise Broken
 
     def use(client: FlightClient) -> None:
-        with client, pytest.raises(Broken):
+        with client:
             client.create_topic("t")
-            client.stage("h", rows(), topic="t", writer="w")
+            client.stage("whole", [ROWS], topic="t", writer="w")
+            with pytest.raises(Broken):
+                client.stage("broken", rows(), topic="t", writer="w")
 
     async with endpoints() as pair:
         await asyncio.to_thread(use, pair.client())
         await until(lambda: not pair.owner_endpoint.calls.under_way and not pair.other_endpoint.calls.under_way)
-        assert not pair.owner.broker.stages(ADMIN)
+        assert [stage.handle for stage in pair.owner.broker.stages(ADMIN)] == ["whole"]
 
 
 async def test_without_a_coordinator_or_with_a_forwarded_call_the_error_is_that_of_the_broker() -> None:

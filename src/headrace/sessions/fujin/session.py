@@ -177,7 +177,7 @@ class FujinSession(BaseSession[ClientMessage]):
         try:
             self._broker.check_coordinator()
         except NotCoordinator as failure:
-            error = self._refusal(failure)
+            error = self._error_text(failure)
         else:
             self._inbox.appendleft(message)  # this broker is the coordinator since
             return
@@ -189,7 +189,7 @@ class FujinSession(BaseSession[ClientMessage]):
         self._inbox.clear()
         self._end(f"reader refused: {error}")
 
-    def _refusal(self, error: BrokerError) -> str:
+    def _error_text(self, error: BrokerError) -> str:
         self._broker.meters.refuse("fujin", error.code)
         return text(error, READER_NOT_FOUND)
 
