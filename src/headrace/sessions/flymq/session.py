@@ -80,8 +80,6 @@ _DEFAULTS: Final = FlyMqSettings()
 class FlyMqSession(BaseSession[Step]):
     """State of one connection."""
 
-    _decoder: RequestDecoder
-
     def __init__(
         self,
         link: WatchedLink,
@@ -100,7 +98,7 @@ class FlyMqSession(BaseSession[Step]):
         self._handlers = Handlers(broker, who, settings.node, self._turns, self._is_over, link.peer, settings.shared)
         self._access = access
         self._dialect = settings.dialect
-        self._decoder = RequestDecoder(self._inflated_bytes_max)
+        self._decoder = self._requests_decoder = RequestDecoder(self._inflated_bytes_max)
 
     @property
     def _inflated_bytes_max(self) -> int:
@@ -126,8 +124,8 @@ class FlyMqSession(BaseSession[Step]):
     # Order.
 
     def _decode(self, data: bytes) -> list[Step]:
-        events: list[Step] = [*self._decoder.feed(data)]
-        if self._decoder.more:
+        events: list[Step] = [*self._requests_decoder.feed(data)]
+        if self._requests_decoder.more:
             events.append(_Pause.UNPACKING)
         return events
 
@@ -205,7 +203,7 @@ class FlyMqSession(BaseSession[Step]):
                 plain = await asyncio.to_thread(inflate, packed.payload)
         except WireError as error:
             return Malformed(packed.opcode, str(error))
-        return self._decoder.unpacked(packed.opcode, plain)
+        return self._requests_decoder.unpacked(packed.opcode, plain)
 
     # Records.
 
@@ -300,7 +298,7 @@ class FlyMqSession(BaseSession[Step]):
         reply = await self._access.answer(request)
         if self._access.who != self._who:
             self._who = self._handlers.who = self._access.who
-            self._decoder.inflated_bytes_max = self._inflated_bytes_max
+            self._requests_decoder.inflated_bytes_max = self._inflated_bytes_max
             self._handlers.abandon()
             if self._dialect is Dialect.SPEC and self._access.speaks_sdk:
                 self._dialect = Dialect.SDK
