@@ -35,7 +35,7 @@ serve: $(RUN_STAMP) ## run only the broker, with all protocols, on DATA=data (SE
 	@$(BIN)/headrace serve --data $(DATA) --listen-quic 127.0.0.1:4848 $(SERVE_ARGS)
 
 test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part)
-	@tools/setup system strace java chromium
+	@tools/setup system cc strace java chromium
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-quick: $(DEV_STAMP) ## run the tests without Spark, Kafka, browser, kill loops, crash images and those that start programs, for daily work
