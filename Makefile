@@ -15,14 +15,14 @@ ROUNDS ?= 100
 SEED ?= 1
 FUZZ_ARGS ?= --seconds 600
 SCREENSHOTS ?= screenshots
-FILES ?= src tests benchmarks examples
+FILES ?= src tests benchmarks examples hatch_build.py
 
 RUN_STAMP := $(VENV)/.installed-run
 DEV_STAMP := $(VENV)/.installed-dev
 MANIFESTS := pyproject.toml hashes.txt tools/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve test test-quick test-kafka test-kafka-faults fuzz lint format docs screenshots bench clean install
+.PHONY: help run serve test test-quick test-kafka test-kafka-faults fuzz lint format docs screenshots bench compile pure clean install
 
 help: ## list the targets
 	@echo "make TARGET [NAME=value ...]"
@@ -35,7 +35,7 @@ serve: $(RUN_STAMP) ## run only the broker, with all protocols, on DATA=data (SE
 	@$(BIN)/headrace serve --data $(DATA) --listen-quic 127.0.0.1:4848 $(SERVE_ARGS)
 
 test: $(DEV_STAMP) ## run the whole test suite (PYTEST_ARGS="-q tests/server": a part)
-	@tools/setup system strace java chromium
+	@tools/setup system cc strace java chromium
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 test-quick: $(DEV_STAMP) ## run the tests without Spark, Kafka, browser, kill loops, crash images and those that start programs, for daily work
@@ -73,9 +73,16 @@ screenshots: $(DEV_STAMP) ## take screenshots of every page of the console, into
 bench: $(DEV_STAMP) ## run headrace bench (BENCH_ARGS="consume --protocol figg"); internals: .venv/bin/python -m benchmarks.log|flight|quic|spark
 	@$(BIN)/headrace bench $(BENCH_ARGS)
 
+compile: $(DEV_STAMP) ## compile the hot modules into src/, for benchmarks and tests; edited sources take effect again after make pure
+	@tools/setup system cc
+	@HEADRACE_COMPILE=1 $(BIN)/python hatch_build.py src
+
+pure: ## remove what make compile made
+	find src -name '*.so' -delete
+
 install: $(DEV_STAMP) ## install everything a contributor needs into .venv
 
-clean: ## remove .venv, caches and build products, but not data/
+clean: pure ## remove .venv, caches and build products, but not data/
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .benchmarks
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 

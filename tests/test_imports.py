@@ -16,6 +16,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 VOCABULARY = {
     "headrace",
     "headrace.columns",
+    "headrace.compiled",
     "headrace.records",
     "headrace.errors",
     "headrace.extras",

@@ -13,6 +13,7 @@ import pytest
 from headrace import __version__
 from headrace.cli import COMMANDS, EXIT_CODES, REFUSED, exit_code, load
 from headrace.clients.errors import RefusedRepeatedly
+from headrace.compiled import is_compiled
 from headrace.server.config import SETTINGS
 
 
@@ -99,6 +100,7 @@ def test_the_version_as_json_names_what_it_runs_on() -> None:
     assert facts["headrace"] == __version__
     assert facts["python"].startswith("3.")
     assert facts["google-crc32c"] != "absent"
+    assert facts["modules"] == ("compiled" if is_compiled() else "pure Python")
     assert {"pyarrow", "pyspark", "java"} <= facts.keys()
 
 

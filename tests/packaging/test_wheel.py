@@ -1,9 +1,10 @@
-"""The wheel and the source distribution: built without a warning, complete, and without tests or test tools."""
+"""The wheel and the source distribution: built without a warning, complete, and without tests or test tools.
+
+The wheel is built without compiled modules, which take a minute to compile. `test_compiled.py` tests a wheel with them.
+"""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tarfile
 import tomllib
 import zipfile
@@ -13,18 +14,14 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.packaging.building import ROOT, build, sources
+
 TEST_TOOLS = {"tests", "conftest.py", "simulated.py", "power_cut.py", "canaries.py", "storage_faults", "hypothesis", "pytest"}
 """Names of files and directories that only tests use."""
 
 
 def built(kind: str, directory: Path) -> Path:
-    """Build with the backend that pyproject.toml names, as pip does, but with the one of this environment: no network is needed."""
-    command = [sys.executable, "-W", "error", "-m", "hatchling", "build", "-t", kind, "-d", str(directory)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "warning" not in (done.stdout + done.stderr).lower(), done.stdout + done.stderr
-    [made] = directory.iterdir()
+    made, _ = build(kind, ROOT, directory, HEADRACE_COMPILE="0")
     return made
 
 
@@ -58,10 +55,8 @@ def test_a_planted_test_tool_would_be_found() -> None:
 
 
 def test_the_wheel_holds_every_module_of_the_source_tree_and_nothing_else(wheel: zipfile.ZipFile) -> None:
-    source = ROOT / "src"
-    wanted = {str(path.relative_to(source)) for path in source.glob("**/*") if path.is_file() and "__pycache__" not in path.parts}
     found = {str(path) for path in files_of(wheel) if not path.parts[0].endswith(".dist-info")}
-    assert found == wanted
+    assert found == sources(ROOT)
     assert "headrace/py.typed" in found
 
 
@@ -83,4 +78,4 @@ def test_the_source_distribution_holds_what_builds_tests_and_runs_it(tmp_path: P
         "pyproject.toml README.md LICENSE Makefile Containerfile packaging/headrace.service src/headrace/cli/__init__.py constraints.txt"
     )
     assert {PurePosixPath(name) for name in wanted.split()} <= names
-    assert PurePosixPath("tests/packaging/test_wheel.py") in names
+    assert {PurePosixPath("hatch_build.py"), PurePosixPath("tests/packaging/test_wheel.py")} <= names

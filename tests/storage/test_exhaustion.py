@@ -9,7 +9,7 @@ import pytest
 from headrace.errors import DiskFull, StorageFailed, Unavailable
 from headrace.limits import MIB
 from headrace.records import Ack, Appended, RecordBatch
-from headrace.storage import store as store_module
+from headrace.storage import encoding, journal
 from headrace.storage.files import EXHAUSTED_ERRNOS
 from headrace.storage.health import FAILURES_MAX, HealthState
 from headrace.storage.maintenance import STEP
@@ -39,10 +39,8 @@ def test_an_append_without_resources_is_refused_for_now(kind: str, error: int) -
     assert values(opened(barest(files)), log) == [LARGE, b"after"]
 
 
-@pytest.mark.parametrize(("build", "keys"), [("build", [b"key"]), ("build_plain", None)])
-def test_an_append_that_finds_no_memory_is_refused_for_now(
-    build: str, keys: list[bytes | None] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("keys", [[b"key"], None])
+def test_an_append_that_finds_no_memory_is_refused_for_now(keys: list[bytes | None] | None, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(SimulatedFiles())
     log = new_log(store)
 
@@ -50,7 +48,7 @@ def test_an_append_that_finds_no_memory_is_refused_for_now(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, build, exhausted)
+        patch.setattr(encoding, "crc32c", exhausted)
         refused = staged(store, (log, RecordBatch([b"x"], keys)))
         store.flush()
     assert isinstance(refused[0], Unavailable)
@@ -185,7 +183,7 @@ def test_who_waits_for_a_writer_that_failed_is_told(monkeypatch: pytest.MonkeyPa
     def defect(*arguments: object) -> None:
         raise ValueError("a defect")
 
-    monkeypatch.setattr(store.journal, "append", defect)
+    monkeypatch.setattr(journal, "crc32c", defect)
     outcomes = [staged(store, (log, RecordBatch([bytes(5 * MIB)]))) for _ in range(6)]
     store.start()
     until(lambda: all(outcomes))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 
 from headrace.errors import OffsetOutOfRange
 from headrace.records import Ack, RecordBatch
 from headrace.storage.check import check
-from headrace.storage.partition import Partition
+from headrace.storage.files import File
+from headrace.storage.segment import Segment
 from headrace.storage.store import Store, StoreOptions
 from tests.storage.stores import crashed, new_log, opened, put, records, staged, values
 from tests.storage_faults.power_cut import barest
@@ -40,16 +40,16 @@ def test_retention_by_age_removes_whole_segments_and_their_files() -> None:
 
 def test_retention_during_a_read_is_an_error_and_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     store, log = filled(SimulatedFiles(), retention_ms=10_000)
-    partition, read_segment = store.partitions[log], Partition._read_segment
+    file = Segment.file
 
-    def overtaken(self: Partition, *arguments: Any) -> Any:
+    def overtaken(segment: Segment) -> File:
         monkeypatch.undo()
         store.maintain(60_000)
-        return read_segment(self, *arguments)
+        return file(segment)
 
-    monkeypatch.setattr(Partition, "_read_segment", overtaken)
+    monkeypatch.setattr(Segment, "file", overtaken)
     with pytest.raises(OffsetOutOfRange) as caught:
-        partition.read(0, 1 << 20, 1_000)
+        store.partitions[log].read(0, 1 << 20, 1_000)
     assert (caught.value.wanted, caught.value.first) == (0, store.bounds(log).first)
 
 

@@ -27,6 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headrace import __version__
 from headrace.bench.load import Tick
 from headrace.bench.report import percentile
+from headrace.compiled import is_compiled
 
 
 class Steps:
@@ -110,6 +111,8 @@ class Facts:
     date: str
     headrace: str
     python: str
+    is_compiled: bool
+    """Whether the hot modules are compiled with mypyc."""
     uvloop: str | None
     cpu: str
     cores: int
@@ -136,6 +139,7 @@ def gather(directory: Path) -> Facts:
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         headrace=__version__,
         python=f"{platform.python_implementation()} {platform.python_version()}",
+        is_compiled=is_compiled(),
         uvloop=_installed("uvloop"),
         cpu=_cpu_model(),
         cores=len(os.sched_getaffinity(0)),

@@ -120,7 +120,7 @@ class Report:
         console.print(
             f"{facts.cores} × {facts.cpu}, {facts.memory_bytes / 2**30:.0f} GiB, {facts.kernel}, {facts.filesystem}, "
             f"fdatasync p50 {facts.fdatasync_p50_ms} ms p99 {facts.fdatasync_p99_ms} ms, load {facts.load_average}, "
-            f"{facts.python}, headrace {facts.headrace}, {facts.date}",
+            f"{facts.python}, headrace {facts.headrace}{' compiled' if facts.is_compiled else ''}, {facts.date}",
             style="dim",
             highlight=False,
         )

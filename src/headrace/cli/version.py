@@ -10,6 +10,7 @@ import sys
 import click
 
 from headrace import __version__
+from headrace.compiled import is_compiled
 from headrace.spark.session import java_version
 
 _LIBRARIES = ("uvloop", "google-crc32c", "backports.zstd", "cryptography", "pyarrow", "pyspark")
@@ -20,6 +21,7 @@ _LIBRARIES = ("uvloop", "google-crc32c", "backports.zstd", "cryptography", "pyar
 def version(output: str) -> None:
     """Show the versions of Headrace and its dependencies."""
     facts = {"headrace": __version__, "python": platform.python_version(), "platform": f"{sys.platform} {platform.machine()}"}
+    facts["modules"] = "compiled" if is_compiled() else "pure Python"
     for library in _LIBRARIES:
         try:
             facts[library] = importlib.metadata.version(library)

@@ -23,6 +23,7 @@ from functools import partial
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 from headrace.broker import Landing
+from headrace.compiled import mypyc_attr
 from headrace.errors import BrokerError, WireError
 from headrace.limits import KIB, OUTPUT_HIGH_WATER_BYTES
 from headrace.sessions.contract import Handed, Handover, Link, Login
@@ -89,6 +90,7 @@ def begin(work: Work, loop: asyncio.AbstractEventLoop) -> asyncio.Task[None] | N
     return loop.create_task(_Begun(work, waits_for))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class BaseSession(ABC, Generic[Message]):
     """State of one connection. Implements `FramedSession`."""
 

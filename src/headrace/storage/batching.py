@@ -38,13 +38,13 @@ def chunked(batches: Sequence[AnyBatch], now: int, *, small: bool) -> list[AnyBa
     return found
 
 
-def plain_values(batch: AnyBatch, *, small: bool) -> list[bytes] | None:
+def plain_values(batch: AnyBatch, *, small: bool) -> Sequence[bytes] | None:
     """Return the values of a batch that has nothing else, no tombstone, and the size of one stored batch. `small`: its size is known."""
     if not isinstance(batch, RecordBatch) or batch.keys is not None or batch.headers is not None:
         return None
     if batch.timestamps is not None or batch.expiries is not None:
         return None
-    values = cast("list[bytes]", batch.values)
+    values = cast("Sequence[bytes]", batch.values)
     return values if None not in values and fits_one(values, small=small) else None
 
 

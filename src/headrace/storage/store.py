@@ -119,8 +119,8 @@ def _journal_again(journal: Journal, report: RecoveryReport) -> None:
     try:
         journal.append(report.unjournaled)
         journal.sync()
-    except SyncFailed as failure:
-        raise StorageFailed(f"syncing the journal failed: {failure}") from failure
+    except SyncFailed as unsynced:
+        raise StorageFailed(f"syncing the journal failed: {unsynced}") from unsynced
     except OSError as failure:
         if failure.errno not in DISK_FULL_ERRNOS:  # a full disk must not keep the broker from starting
             raise
@@ -483,7 +483,7 @@ class Store:
         batches: list[Built] = []
         partition, offset = pending.partition, pending.base_offset
         compress, keyring = partition.options.compress, partition.keyring
-        values = pending.values
+        values: Sequence[bytes] | None = pending.values
         if values is not None and (compress or keyring is not None or not fits_one(values, small=small)):
             pending.batches, values = [RecordBatch(values)], None
         if values is None and len(pending.batches) == 1 and not (compress or keyring or pending.is_large):

@@ -100,8 +100,6 @@ _DEFAULTS: Final = FlyMqSettings()
 class FlyMqSession(BaseSession[Step]):
     """State of one connection."""
 
-    _decoder: RequestDecoder
-
     def __init__(
         self,
         link: WatchedLink,
@@ -122,7 +120,7 @@ class FlyMqSession(BaseSession[Step]):
         self._dialect = self._first_dialect = settings.dialect
         self._auth: Auth | None = None
         """The last login, while the connection may be handed over."""
-        self._decoder = RequestDecoder(self._inflated_bytes_max)
+        self._decoder = self._requests_decoder = RequestDecoder(self._inflated_bytes_max)
 
     @property
     def _inflated_bytes_max(self) -> int:
@@ -148,8 +146,8 @@ class FlyMqSession(BaseSession[Step]):
     # Order.
 
     def _decode(self, data: bytes) -> list[Step]:
-        events: list[Step] = [*self._decoder.feed(data)]
-        if self._decoder.more:
+        events: list[Step] = [*self._requests_decoder.feed(data)]
+        if self._requests_decoder.more:
             events.append(_Pause.UNPACKING)
         return events
 
@@ -235,7 +233,7 @@ class FlyMqSession(BaseSession[Step]):
                 plain = await asyncio.to_thread(inflate, packed.payload)
         except WireError as error:
             return Malformed(packed.opcode, str(error))
-        return self._decoder.unpacked(packed.opcode, plain)
+        return self._requests_decoder.unpacked(packed.opcode, plain)
 
     # Records.
 
@@ -293,8 +291,8 @@ class FlyMqSession(BaseSession[Step]):
                 self._queue(stage_commits(self._broker, self._who, batch))
             else:
                 self._queue(stage_delayed(self._broker, self._who, batch))
-        except NotCoordinator as error:
-            return self._passes_on(batch, error)
+        except NotCoordinator as elsewhere:
+            return self._passes_on(batch, elsewhere)
         except BrokerError as error:
             if len(batch) > 1:
                 self._inbox.extendleft(reversed(batch.commits() if isinstance(batch, CommitBatch) else batch.messages()))
@@ -338,8 +336,8 @@ class FlyMqSession(BaseSession[Step]):
             handler = self._handlers.by_type.get(type(request), self._answer_access)
             answer = await self._broker.with_new_topics(lambda: handler(request))
             self._reply(encode_reply(opcode_of(request), answer, self._dialect))
-        except NotCoordinator as error:
-            elsewhere = error
+        except NotCoordinator as refused:
+            elsewhere = refused
         except BrokerError as error:
             self._refuse(error)
         finally:
@@ -379,7 +377,7 @@ class FlyMqSession(BaseSession[Step]):
         reply = await self._access.answer(request)
         if self._access.who != self._who:
             self._who = self._handlers.who = self._access.who
-            self._decoder.inflated_bytes_max = self._inflated_bytes_max
+            self._requests_decoder.inflated_bytes_max = self._inflated_bytes_max
             self._handlers.abandon()
             self._auth = request if isinstance(request, Auth) and not self._broker.is_coordinator else None
             if self._dialect is Dialect.SPEC and self._access.speaks_sdk:

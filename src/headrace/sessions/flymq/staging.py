@@ -224,9 +224,9 @@ def _stage_part(broker: Broker, who: Principal, batch: ProduceBatch, indexes: Se
         return [Part(indexes, broker.publish(who, batch.topic, records, partition=partition))]
     except UnknownTopic:
         raise
-    except LimitExceeded as error:
+    except LimitExceeded as exceeded:
         if len(indexes) == 1:
-            return [Part(indexes, error)]
+            return [Part(indexes, exceeded)]
         # One record, or all together, exceed a limit: publish each one on its own.
         return [part for index in indexes for part in _stage_part(broker, who, batch, [index], partition)]
     except InvalidRecord:

@@ -235,10 +235,10 @@ class RustLogHandlers:
             await self._broker.create_topic(self._who, request.topic, partitions=request.partition_count)
         except TopicExists:
             return errors.topic_exists(request.topic)
-        except InvalidTopicName as error:
-            return errors.invalid_topic_name(str(error))
-        except NotAuthorized as error:
-            return errors.not_authorized(str(error))
+        except InvalidTopicName as invalid:
+            return errors.invalid_topic_name(str(invalid))
+        except NotAuthorized as denied:
+            return errors.not_authorized(str(denied))
         except BrokerError as error:
             return errors.topic_creation_failed(str(error), retriable=error.retriable)
         return m.CreateTopicReply(True)

@@ -192,8 +192,8 @@ class RequestDecoder(_Decoder[RequestEvent]):
                     return position
                 reader = Reader(self._inflate(buffer[begin:behind], compressed))
             _add(events, self._read(opcode, reader))
-        except InflatedTooLarge as error:
-            events.append(Malformed(opcode, str(error)) if self.inflated_bytes_max is None else Packed(opcode, buffer[begin:behind]))
+        except InflatedTooLarge as too_large:
+            events.append(Malformed(opcode, str(too_large)) if self.inflated_bytes_max is None else Packed(opcode, buffer[begin:behind]))
             self._stray_allowed = opcode == Opcode.PRODUCE
         except WireError as error:
             events.append(Malformed(opcode, str(error)))

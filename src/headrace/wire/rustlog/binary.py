@@ -31,6 +31,8 @@ from headrace.wire.rustlog.messages import Undecodable
 
 PRODUCE, FETCH, OFFSET_COMMIT, OFFSET_FETCH, CREATE_TOPIC, LIST_TOPICS, DESCRIBE_TOPIC, DESCRIBE_PARTITION, METRICS_FETCH = range(1, 10)
 ERROR, PING = 0xFE, 0xFF
+REQUESTS: Final[frozenset[int]] = frozenset((*range(PRODUCE, METRICS_FETCH + 1), PING))
+REPLIES: Final[frozenset[int]] = REQUESTS | {ERROR}
 
 _U8, _U16, _U32, _U64 = struct.Struct(">B"), struct.Struct(">H"), struct.Struct(">I"), struct.Struct(">Q")
 _PRODUCED = struct.Struct(">BQI")

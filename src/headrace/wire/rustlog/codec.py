@@ -115,8 +115,6 @@ def frame(payload: bytes) -> bytes:
 
 _TAB: Final = 0x09
 _JSON_STARTS: Final = frozenset(b'{"[ \t\r\n')
-_BINARY_REQUESTS: Final = frozenset((*range(binary.PRODUCE, binary.METRICS_FETCH + 1), binary.PING))
-_BINARY_REPLIES: Final = _BINARY_REQUESTS | {binary.ERROR}
 
 _decode_reply: Final[dict[Dialect, Callable[[bytes], Reply]]] = {Dialect.JSON: json.decode_reply, Dialect.BINARY: binary.decode_reply}
 _encode_request: Final[dict[Dialect, Callable[[Request], bytes]]] = {
@@ -129,7 +127,7 @@ _produced_record_bytes: Final[dict[Dialect, Callable[[bytes], int]]] = {
 }
 
 
-def dialect_of(payload: bytes, *, binary_starts: frozenset[int] = _BINARY_REQUESTS) -> Dialect | None:
+def dialect_of(payload: bytes, *, binary_starts: frozenset[int] = binary.REQUESTS) -> Dialect | None:
     """Return the dialect of a non-empty payload, or None if its first byte belongs to neither."""
     first = payload[0]
     if first == _TAB:
@@ -232,7 +230,7 @@ class ReplyDecoder:
     def _reply(self, payload: bytes | BadLength) -> Reply:
         if isinstance(payload, BadLength):
             raise Undecodable(f"frame length {payload.length} is not in 1 to {RUSTLOG_FRAME_BYTES_MAX}")
-        dialect = Dialect.BINARY if payload[0] == _TAB else dialect_of(payload, binary_starts=_BINARY_REPLIES)
+        dialect = Dialect.BINARY if payload[0] == _TAB else dialect_of(payload, binary_starts=binary.REPLIES)
         if dialect is None:
             raise Undecodable(f"unknown response type: {payload[0]}")
         return _decode_reply[dialect](payload)
