@@ -54,7 +54,7 @@ def test_the_ports_of_the_table_are_the_defaults() -> None:
 
 def test_missing_features_are_named() -> None:
     assert "no replication" in README
-    assert "served by one of them" in README and "Not yet: groups spread over several brokers" in README
+    assert "served by one that Kafka elects" in README and "Not yet: the work of groups divided over several brokers" in README
 
 
 @pytest.mark.parametrize("word", ["door", "lane", "station", "house", "story", "wheel at", "reckon"])
