@@ -33,7 +33,7 @@ from tests.conftest import Proof
 from tests.sessions.figg.peer import TestLink
 from tests.sessions.fujin.support import StreamLink
 from tests.sessions.rustlog.support import Peer as RustLogPeer
-from tests.sessions.rustlog.support import Wire as RustLogWire
+from tests.sessions.wire import Wire
 
 ROOT = ADMIN.who
 KINDS = ("topic", "group", "transaction", "writer", "schema")
@@ -116,7 +116,7 @@ async def test_no_flymq_request_tells_whether_a_hidden_topic_exists(who: str, pr
 async def test_no_other_protocol_tells_whether_a_hidden_topic_exists(who: str, proof: Proof) -> None:
     cases = 0
     async with world() as harness:
-        wire = RustLogWire()
+        wire = Wire()
         session = RustLogSession(wire, harness.broker, PEOPLE[who].at("rustlog"), RustLogContext(ticks_ns=iter(range(1 << 30)).__next__))
         peer = RustLogPeer(session, wire)
         for kind, row in RUSTLOG.items():

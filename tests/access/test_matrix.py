@@ -35,7 +35,7 @@ from tests.access.harness import ADMIN_PASSWORD, Guarded
 from tests.access.world import ABSENT, INTERNAL, NAMES, PEOPLE, TOPICS, expected, needed, policy
 from tests.conftest import Proof
 from tests.sessions.flymq.support import Peer as FlyMqPeer
-from tests.sessions.flymq.support import Wire as FlyMqWire
+from tests.sessions.wire import Wire
 
 ROOT = Principal("admin")
 EXISTING = [name for name in TOPICS if name != "cafe\u0301"]
@@ -519,7 +519,7 @@ def test_every_opcode_and_every_json_call_has_a_row() -> None:
 
 
 def flymq_peer(harness: World, who: Principal) -> FlyMqPeer:
-    wire = FlyMqWire()
+    wire = Wire()
     return FlyMqPeer(FlyMqSession(wire, harness.broker, who, access=FlyMqAccess(harness.access, who, "10.0.0.1:1")), wire)
 
 

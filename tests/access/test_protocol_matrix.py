@@ -27,11 +27,10 @@ from tests.access.world import NAMES, PEOPLE, needed
 from tests.broker.harness import turns
 from tests.conftest import Proof
 from tests.sessions.blipmq.support import Peer as BlipMqPeer
-from tests.sessions.blipmq.support import Wire
 from tests.sessions.figg.peer import TestLink
 from tests.sessions.fujin.support import StreamLink, cid
 from tests.sessions.rustlog.support import Peer as RustLogPeer
-from tests.sessions.rustlog.support import Wire as RustLogWire
+from tests.sessions.wire import Wire
 
 # RustLog.
 
@@ -57,7 +56,7 @@ def test_every_rustlog_request_has_a_row() -> None:
 async def test_every_rustlog_request_is_answered_as_the_policy_says(who: str, proof: Proof) -> None:
     tally = Tally()
     async with world() as harness:
-        wire = RustLogWire()
+        wire = Wire()
         session = RustLogSession(wire, harness.broker, PEOPLE[who].at("rustlog"), RustLogContext(ticks_ns=iter(range(1 << 30)).__next__))
         peer = RustLogPeer(session, wire)
         for kind, row in RUSTLOG.items():

@@ -46,11 +46,9 @@ from tests.access.world import PEOPLE
 from tests.conftest import Proof
 from tests.cost import worst
 from tests.cost.worst import LARGE, SCHEMA, TOPIC
-from tests.sessions.blipmq.support import Wire as BlipMqWire
 from tests.sessions.figg.peer import TestLink
-from tests.sessions.flymq.support import Wire as FlyMqWire
 from tests.sessions.fujin.support import StreamLink
-from tests.sessions.rustlog.support import Wire as RustLogWire
+from tests.sessions.wire import Wire
 
 CHUNK_BYTES = 256 * 1024
 """Bytes that a socket delivers at once."""
@@ -153,7 +151,7 @@ async def test_flymq_requests_cost_no_more_than_their_bytes_pay_for(who: str, me
             for label, frames in worst.flymq_inputs(opcode):
                 if meter.of_memory and label == "many":
                     continue  # each is forgotten before the next
-                wire = FlyMqWire()
+                wire = Wire()
                 session = FlyMqSession(wire, env.broker, principal, access=FlyMqAccess(env.access, principal, "10.0.0.1:1"))
                 await meter.session(f"{who} {opcode:#04x} {label}", wire, session, frames)
 
@@ -165,7 +163,7 @@ async def test_rustlog_requests_cost_no_more_than_their_bytes_pay_for(who: str, 
         context, principal = RustLogContext(ticks_ns=iter(range(1 << 30)).__next__), PEOPLE[who].at("rustlog")
         for kind in get_args(r.Request):
             for label, frames in worst.rustlog_inputs(kind):
-                wire = RustLogWire()
+                wire = Wire()
                 session = RustLogSession(wire, env.broker, principal, context, lambda: env.access.allows_anything(principal.name))
                 await meter.session(f"{who} {kind.__name__} {label}", wire, session, frames)
 
@@ -180,7 +178,7 @@ async def test_blipmq_requests_cost_no_more_than_their_bytes_pay_for(who: str, m
         await subscriptions.open()
         login = b"" if who == "anonymous" else blipmq.encoder.hello(1) + blipmq.encoder.auth(2, b"key")
         for kind, make in worst.BLIPMQ_WORST.items():
-            wire = BlipMqWire()
+            wire = Wire()
             session = BlipMqSession(wire, env.broker, subscriptions, verify_key=lambda key: PEOPLE[who].at("blipmq"))
             await meter.session(f"{who} {kind}", wire, session, login + make())
         await subscriptions.close()

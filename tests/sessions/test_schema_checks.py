@@ -23,11 +23,9 @@ from headrace.wire import blipmq, figg, fujin
 from headrace.wire.flymq import encode_request
 from headrace.wire.flymq.messages import ProduceBatch
 from tests.broker.harness import FragileEngine, HandClock
-from tests.sessions.blipmq.support import Wire as BlipMqWire
 from tests.sessions.figg.peer import TestLink
-from tests.sessions.flymq.support import Wire as FlyMqWire
 from tests.sessions.fujin.support import StreamLink, cid
-from tests.sessions.rustlog.support import Wire as RustLogWire
+from tests.sessions.wire import Wire
 
 WHO = Principal("ann")
 WIDE = msgspec.json.encode({"items": {"anyOf": [{"const": f"word {number}"} for number in range(200)]}})
@@ -37,11 +35,11 @@ SMALL = b'["word 0"]'
 
 
 def flymq(broker: Broker, values: list[bytes]) -> tuple[Any, bytes]:
-    return FlyMqSession(FlyMqWire(), broker, WHO), b"".join(encode_request(ProduceBatch("t", [value])) for value in values)
+    return FlyMqSession(Wire(), broker, WHO), b"".join(encode_request(ProduceBatch("t", [value])) for value in values)
 
 
 def rustlog(broker: Broker, values: list[bytes]) -> tuple[Any, bytes]:
-    session = RustLogSession(RustLogWire(), broker, WHO, RustLogContext(ticks_ns=iter(range(1 << 30)).__next__))
+    session = RustLogSession(Wire(), broker, WHO, RustLogContext(ticks_ns=iter(range(1 << 30)).__next__))
     bodies = [b'{"Produce":{"topic":"t","partition":0,"records":[%s]}}' % msgspec.json.encode(list(value)) for value in values]
     return session, b"".join(len(body).to_bytes(4, "big") + body for body in bodies)
 
@@ -50,7 +48,7 @@ def blipmq_(broker: Broker, values: list[bytes]) -> tuple[Any, bytes]:
     clock = HandClock()
     book = SubscriptionBook(FragileEngine(clock=clock), "blipmq")
     subscriptions = Subscriptions(broker, book, clock=clock, settings=BlipMqSettings(), later=clock.later)
-    session = BlipMqSession(BlipMqWire(), broker, subscriptions, verify_key=lambda key: WHO)
+    session = BlipMqSession(Wire(), broker, subscriptions, verify_key=lambda key: WHO)
     login = blipmq.encoder.hello(1) + blipmq.encoder.auth(2, b"key")
     return session, login + blipmq.encoder.publishes(1, "t", range(3, 3 + len(values)), values)
 

@@ -18,6 +18,7 @@ from headrace.sessions.blipmq.session import BlipMqSession
 from headrace.sessions.blipmq.settings import BlipMqSettings
 from headrace.sessions.blipmq.subscriptions import Subscriptions
 from headrace.wire.blipmq import AckBatch, Decoder, Message, Nack, Pong, PublishBatch, encoder
+from tests.sessions.wire import Wire
 
 KEYS = {b"dev-key": Principal("dev", "blipmq"), b"ops-key": Principal("ops", "blipmq")}
 FENCE = 1 << 60
@@ -66,38 +67,6 @@ async def rest() -> None:
     """Run enough turns of the loop for all work that waits for neither time nor disk."""
     for _ in range(50):
         await asyncio.sleep(0)
-
-
-class Wire:
-    """A `Link` that records its calls."""
-
-    peer = "test:1"
-
-    def __init__(self) -> None:
-        self.sent = bytearray()
-        self.sends = 0
-        self.closed: tuple[str, bool] | None = None
-        self.pauses = 0
-        self.unsent_bytes = 0
-        self.changed = asyncio.Event()
-
-    def send(self, frames: bytes) -> None:
-        if self.closed is None:
-            self.sent += frames
-            self.sends += 1
-            self.changed.set()
-
-    def close(self, reason: str, *, error: bool = True) -> None:
-        if self.closed is None:
-            self.closed = (reason, error)
-            self.changed.set()
-
-    def pause_reading(self) -> None:
-        self.pauses += 1
-
-    def resume_reading(self) -> None:
-        self.pauses -= 1
-        assert self.pauses >= 0, "a resume without its pause"
 
 
 class Peer:

@@ -20,7 +20,8 @@ from headrace.sessions.blipmq.subscriptions import Subscriptions
 from headrace.storage.files import DiskFiles
 from headrace.storage.store import StoreOptions
 from headrace.wire.blipmq import Nack, Subscribe, encoder
-from tests.sessions.blipmq.support import KEYS, Clockwork, Peer, Wire, running_server
+from tests.sessions.blipmq.support import KEYS, Clockwork, Peer, running_server
+from tests.sessions.wire import Wire
 
 DEV = KEYS[b"dev-key"]
 

@@ -20,6 +20,7 @@ from headrace.sessions.flymq.session import FlyMqSession, FlyMqSettings
 from headrace.wire.flymq import Dialect, ReplyDecoder, decode_reply, encode_request
 from headrace.wire.flymq.messages import Failure, ProduceBatch, RecordMetadataBatch, Reply, ReplyFrame, Request
 from tests.access.harness import ADMIN_PASSWORD, bytes_in_order, quick_passwords
+from tests.sessions.wire import Wire
 
 NOW = 1_700_000_000_000
 DEV = Principal("dev", "flymq")
@@ -56,37 +57,6 @@ class Disk(MemoryEngine):
 
         waiting[0].append(go_on)
         return answer
-
-
-class Wire:
-    """A `Link` that records its calls."""
-
-    peer = "test:1"
-
-    def __init__(self) -> None:
-        self.sent = bytearray()
-        self.closed: tuple[str, bool] | None = None
-        self.pauses = 0
-        self.unsent_bytes = 0
-        self.has_peer_left = False
-        self.changed = asyncio.Event()
-
-    def send(self, frames: bytes) -> None:
-        if self.closed is None:
-            self.sent += frames
-            self.changed.set()
-
-    def close(self, reason: str, *, error: bool = True) -> None:
-        if self.closed is None:
-            self.closed = (reason, error)
-            self.changed.set()
-
-    def pause_reading(self) -> None:
-        self.pauses += 1
-
-    def resume_reading(self) -> None:
-        self.pauses -= 1
-        assert self.pauses >= 0, "a resume without its pause"
 
 
 class Peer:

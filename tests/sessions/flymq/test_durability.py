@@ -26,7 +26,8 @@ from headrace.wire.flymq.messages import (
     Subscribe,
     TopicList,
 )
-from tests.sessions.flymq.support import DEV, NOW, Peer, Wire, placed
+from tests.sessions.flymq.support import DEV, NOW, Peer, placed
+from tests.sessions.wire import Wire
 
 
 @asynccontextmanager

@@ -12,7 +12,8 @@ from headrace.sessions.rustlog.session import RustLogSession
 from headrace.wire.rustlog import Dialect, encode_request
 from headrace.wire.rustlog import messages as m
 from tests.server.test_access import enforced
-from tests.sessions.rustlog.support import WHO, Peer, Wire, running_server
+from tests.sessions.rustlog.support import WHO, Peer, running_server
+from tests.sessions.wire import Wire
 
 JSON, BINARY = Dialect.JSON, Dialect.BINARY
 LARGE = encode_request(JSON, m.Produce("t", 0, [b""] * 100_000))
