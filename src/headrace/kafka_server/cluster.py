@@ -7,8 +7,10 @@ are the faults of tests.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import os
+import random
 import signal
 import socket
 import struct
@@ -26,6 +28,8 @@ from headrace.programs import last_line, started
 
 READY_SECONDS_MAX: Final = 180.0
 POLL_SECONDS: Final = 0.1
+_PORTS: Final = range(10_000, 32_000)
+"""Linux takes the ports of outgoing connections from 32768 on."""
 JAVA_OPTIONS: Final = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error")
 SETTINGS: Final = {
     "auto.create.topics.enable": "false",
@@ -271,17 +275,16 @@ def _random_id() -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 on which nothing listens."""
-    listening = []
-    try:
-        for _ in range(count):
-            listener = socket.socket()
-            listener.bind(("127.0.0.1", 0))
-            listening.append(listener)
-        return [int(listener.getsockname()[1]) for listener in listening]
-    finally:
-        for listener in listening:
-            listener.close()
+    """Return ports of 127.0.0.1 on which nothing listens. The kernel does not give them to outgoing connections, so that they are still
+    free when a program that starts slowly listens on them."""
+    found: list[int] = []
+    for port in random.sample(_PORTS, len(_PORTS)):
+        if len(found) == count:
+            break
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            found.append(port)
+    return found
 
 
 def _command(libraries: Path, *options: str) -> list[str]:
