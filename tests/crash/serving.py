@@ -91,12 +91,12 @@ class Broker:
         self.signal(signal.SIGKILL)
         self.wait()
 
-    def stop(self, seconds_max: float = 20.0) -> int:
+    def stop(self, seconds_max: float = 300.0) -> int:
         """Let it drain and return its exit code."""
         self.signal(signal.SIGTERM)
         return self.wait(seconds_max)
 
-    def wait(self, seconds_max: float = 20.0) -> int:
+    def wait(self, seconds_max: float = 300.0) -> int:
         code = self.process.wait(seconds_max)
         self._output.close()
         return code

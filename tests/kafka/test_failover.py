@@ -19,7 +19,7 @@ from headrace.kafka_server import Cluster
 from tests.conftest import Proof
 from tests.server.process import BrokerProcess
 
-SECONDS = 60
+SECONDS = 300
 
 
 def start(directory: Path, cluster: Cluster, name: str) -> BrokerProcess:

@@ -20,7 +20,7 @@ from headrace.server.kafka import kafka_settings
 from tests.kafka import secured
 from tests.server.process import BrokerProcess, start_error
 
-SECONDS = 60
+SECONDS = 300
 
 
 @pytest.fixture(scope="session")

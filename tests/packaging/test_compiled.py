@@ -96,7 +96,7 @@ def test_a_compiled_wheel_adds_extension_modules_to_the_same_sources(tree: Path,
     assert {name.partition(".")[0] for name in compiled} == {"headrace__mypyc", *(name.removesuffix(".py") for name in FEW)}
     script = "from headrace.compiled import is_compiled; from headrace.columns import Column; print(is_compiled(), len(Column.of([b'a'])))"
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(tmp_path / 'installed')!r}); {script}"]
-    assert subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.split() == ["True", "1"]
+    assert subprocess.run(command, capture_output=True, text=True, timeout=300, check=True).stdout.split() == ["True", "1"]
 
 
 def test_an_editable_installation_is_not_compiled(tree: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from tests.canaries import secret
 from tests.net import test_tls
 from tests.net.polling import until
 
-SECONDS = 30.0
+SECONDS = 120.0
 API_KEY = secret("api-key")
 PASSWORD = secret("password")
 

@@ -108,7 +108,7 @@ def terminal(tmp_path: Path, broker: FlightBroker) -> Iterator[Terminal]:
     made.close()
 
 
-def until(is_so: Callable[[], bool], child: subprocess.Popen[str] | None = None, seconds: float = 150) -> None:
+def until(is_so: Callable[[], bool], child: subprocess.Popen[str] | None = None, seconds: float = 600) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         if child is not None and child.poll() is not None:

@@ -16,7 +16,7 @@ from tests.spark.sink.test_stream_write import Copying
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 300.0
 
 
 def values(kafka: Cluster, topic: str) -> Counter[bytes]:
