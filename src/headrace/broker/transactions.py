@@ -7,6 +7,7 @@ that readers would have to skip.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
@@ -222,15 +223,12 @@ class Transaction:
             raise InvalidTransaction(f"transaction {self.id!r} {_WORDS[self._state]}")
 
 
-class _Commit:
-    """A commit under way."""
+class _UnderWay(ABC):
+    """Commit under way. `landed` and `fail` are those of `gathering.Commit`."""
 
-    __slots__ = ("_began", "_meters", "_transaction", "answer", "placings", "writes")
+    __slots__ = ("answer",)
 
-    def __init__(self, transaction: Transaction, placings: Sequence[Placing], meters: Meters) -> None:
-        self._transaction, self._meters, self._began = transaction, meters, meters.ticks()
-        self.placings = placings
-        self.writes: Sequence[Write] = [write for placing in placings for write in placing.writes]
+    def __init__(self) -> None:
         self.answer = PublishedTogether()
 
     def landed(self, staged: Staged, first: int) -> None:
@@ -244,9 +242,30 @@ class _Commit:
 
     def _known(self, first: int, staged: Staged) -> None:
         error = staged.exception()
-        if error is not None:
+        if error is None:
+            self._succeeded(first, staged)
+        else:
             self.fail(error)
-            return
+
+    @abstractmethod
+    def _succeeded(self, first: int, staged: Staged) -> None: ...
+
+    @abstractmethod
+    def fail(self, error: BaseException) -> None: ...
+
+
+class _Commit(_UnderWay):
+    """Commit of one transaction."""
+
+    __slots__ = ("_began", "_meters", "_transaction", "placings", "writes")
+
+    def __init__(self, transaction: Transaction, placings: Sequence[Placing], meters: Meters) -> None:
+        super().__init__()
+        self._transaction, self._meters, self._began = transaction, meters, meters.ticks()
+        self.placings = placings
+        self.writes: Sequence[Write] = [write for placing in placings for write in placing.writes]
+
+    def _succeeded(self, first: int, staged: Staged) -> None:
         self._transaction.committed()
         self._transaction.count(self.placings, self._meters.ticks() - self._began)
         if not self.answer.done():
@@ -259,10 +278,10 @@ class _Commit:
             self.answer.fail(error)
 
 
-class _Whole:
-    """Commit under way of transactions that get all their records together with the commit. They are one write."""
+class _Whole(_UnderWay):
+    """Commit of transactions that get all their records together with the commit. They are one write."""
 
-    __slots__ = ("_began", "_counts", "_meters", "_protocol", "_route", "_transactions", "_values", "answer", "partition", "writes")
+    __slots__ = ("_began", "_counts", "_meters", "_protocol", "_route", "_transactions", "_values", "partition", "writes")
 
     def __init__(
         self,
@@ -273,25 +292,13 @@ class _Whole:
         meters: Meters,
         protocol: str,
     ) -> None:
+        super().__init__()
         self._transactions, self._route, self._values, self._counts = transactions, route, values, counts
         self._meters, self._protocol, self._began = meters, protocol, meters.ticks()
         self.partition = 0 if route.partitions == 1 else route.next_turn()
         self.writes: Sequence[Write] = [Write(route.topic, self.partition, RecordBatch(values))]
-        self.answer = PublishedTogether()
 
-    def landed(self, staged: Staged, first: int) -> None:
-        error = staged.exception()
-        if isinstance(error, AppendUnknown) and error.outcome is not None:
-            self.answer.fail(error)
-            error.outcome.add_done_callback(partial(self._known, first))
-        else:
-            self._known(first, staged)
-
-    def _known(self, first: int, staged: Staged) -> None:
-        error = staged.exception()
-        if error is not None:
-            self.fail(error)
-            return
+    def _succeeded(self, first: int, staged: Staged) -> None:
         for transaction in self._transactions:
             transaction.committed()
         (write,), meter = self.writes, self._meters.meter(self._route.topic, self._protocol)
