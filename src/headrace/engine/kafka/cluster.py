@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.client import AIOKafkaClient
+from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import create_conn
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.fetch import FetchRequest
@@ -25,6 +25,7 @@ from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
 from aiokafka.structs import TopicPartition
 
+from headrace.engine.kafka.receiving import receive_frames
 from headrace.engine.kafka.settings import KafkaSettings
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, RecordTooLarge, TopicExists, Unavailable
 
@@ -375,6 +376,8 @@ class Cluster:
             topics.setdefault(topic, []).append((partition, offset, bytes_max))
         request = FetchRequest(wait_ms, 1, max(bytes_max, 1 << 20), _READ_COMMITTED, list(topics.items()))
         self.counters.requests["fetch"] += 1
+        if await client.ready(node):
+            receive_frames(client._conns[node, ConnectionGroup.DEFAULT])
         answer = await client.send(node, request)
         found: list[FetchedPartition] = []
         for topic, partitions in answer.topics:
