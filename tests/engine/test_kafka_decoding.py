@@ -153,6 +153,12 @@ def test_a_damaged_byte_is_found_before_anything_is_decoded(place: int) -> None:
         Decoded(bytes(content), None, 0)
 
 
+@pytest.mark.parametrize("length", [0, 4, 5, 48])
+def test_a_batch_without_a_whole_head_is_damaged(length: int) -> None:
+    with pytest.raises(CorruptData, match="expected at least 61 bytes"):
+        Decoded(bytes(8) + length.to_bytes(4, "big") + bytes(4) + b"\2" + bytes(100), None, 0)
+
+
 @given(st.data())
 def test_any_batch_is_decoded_as_the_library_decodes_it(chance: st.DataObject) -> None:
     sizes, times = chance.draw(st.sampled_from([[3], [3], [1, 3], [0, 3]])), chance.draw(st.sampled_from([[0], [0, 5], [0, 70, 9_000]]))
