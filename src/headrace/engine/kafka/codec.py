@@ -94,7 +94,7 @@ class _Encoded:
             self.producer_id, self.count = head[9], head[12]
             self.next_offset = self.base_offset + last_delta + 1
             # The library's checksum takes five times as long.
-            is_intact = crc32c(self.checked) == crc if CHECKSUMS_IN_C else self.parsed().validate_crc()
+            is_intact = crc32c(self.checked) == crc if CHECKSUMS_IN_C else MemoryRecords(bytes(content)).next_batch().validate_crc()
         else:
             batch = self.parsed()
             self.base_offset, self.next_offset, self.count, self.attributes = batch.base_offset, batch.next_offset, 0, _COMPRESSION
@@ -113,8 +113,10 @@ class _Encoded:
         return bool(self.count == self.next_offset - self.base_offset)
 
     def parsed(self) -> Any:
-        """Return the batch of the client library. Its records can be iterated once."""
-        return MemoryRecords(self.front + self.checked).next_batch()
+        """Return the batch of the client library. Its records can be iterated once. `checked` is the whole batch from now on."""
+        if self.front:
+            self.checked, self.front = self.front + self.checked, b""
+        return MemoryRecords(self.checked).next_batch()
 
     def timestamps(self, equal: EqualRecords | None = None) -> list[int]:
         times = None if equal is None or self.attributes & _LOG_APPEND_TIME else equal.timestamps(self.first_timestamp)
