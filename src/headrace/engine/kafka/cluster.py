@@ -139,6 +139,9 @@ class Cluster:
                 failure = other
                 if untrusted := getattr(other, "verify_message", ""):  # `ssl.SSLCertVerificationError`
                     return f"Kafka at {address} has a certificate that is not trusted; check kafka.tls_ca: {untrusted}"
+                if "CERTIFICATE" in (getattr(other.__cause__, "reason", "") or ""):  # `ssl.SSLError`
+                    advice = "check kafka.tls_certificate and kafka.tls_key"
+                    return f"Kafka at {address} refuses the client certificate, or the lack of one; {advice}: {other.__cause__}"
         return f"Kafka at {self._settings.bootstrap} does not answer: {_text(failure)}"
 
     async def close(self) -> None:
