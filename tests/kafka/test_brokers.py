@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count, product
@@ -37,6 +37,16 @@ from tests.server.test_handover import OWNED
 
 NAMES = count()
 VOICES = PEERS + QUIC
+
+
+NEW_TOPIC_REQUESTS: tuple[Callable[[FlyMqClient, str], Awaitable[object]], ...] = (
+    lambda client, topic: client.describe_topic(topic),
+    lambda client, topic: client.commit(topic, 0, group="g"),
+    lambda client, topic: client.committed(topic, group="g"),
+    lambda client, topic: client.subscribe(topic, group="g"),
+    lambda client, topic: client.publish_delayed(topic, b"x", delay_ms=600_000),
+)
+"""Requests for a topic that was created through another broker."""
 
 
 class Brokers(NamedTuple):
@@ -121,6 +131,9 @@ async def test_a_topic_is_known_to_the_other_broker_as_soon_as_it_is_created(
                 await write(here, reader, topic, [b"a"])
                 async with following(reader, topic, there) as subscription:
                     assert (await anext(subscription)).value == b"a"
+            async with flymq(there) as requester:
+                for request in NEW_TOPIC_REQUESTS:
+                    await request(requester, await create(here))
             with FlightClient(Servers.parse(address(there, "flight"))) as client:
                 described, written = await create(here), await create(here)
                 assert len((await asyncio.to_thread(client.describe, [described]))[described].partitions) == 1
