@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.columns import Column, checked_headers, encode_headers, is_ascending, is_non_negative
+from headrace.columns import Column, checked_headers, encode_headers, equal_rows, equal_size, is_ascending, is_non_negative
 from headrace.errors import InvalidRequest
 from headrace.records import Headers
 
@@ -96,3 +96,26 @@ def test_headers_that_were_cut_or_lengthened_are_refused(pairs: Headers, chance:
 def test_a_header_name_that_is_no_text_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="invalid record headers: .*codec"):
         checked_headers(b"\x01\0\x01\0\xff\0\0\0\0")
+
+
+@given(st.integers(0, 300), st.integers(0, 1 << 62), st.binary(max_size=5), st.binary(max_size=5), st.booleans())
+def test_rows_of_one_size_are_what_joining_their_parts_gives(count: int, first: int, head: bytes, tail: bytes, dense: bool) -> None:
+    values = [bytes([index % 256]) * 7 for index in range(count)]
+    numbers = range(first, first + count) if dense else [first + index * index for index in range(count)]
+    wanted = b"".join(head + number.to_bytes(8, "big") + value + tail for number, value in zip(numbers, values, strict=True))
+    assert equal_rows(values, 7, head + bytes(8), tail, numbers=numbers, numbers_at=len(head)) == wanted
+
+
+@pytest.mark.parametrize("first", [0, 1, 200, 255, 256, 65_500, (1 << 32) - 5])
+def test_numbers_of_rows_carry_into_the_next_byte(first: int) -> None:
+    numbers = range(first, first + 600)
+    rows = equal_rows([b"v"] * 600, 1, bytes(4), bytes(8), numbers=numbers, numbers_at=5)
+    assert rows == b"".join(bytes(4) + b"v" + number.to_bytes(8, "big") for number in numbers)
+
+
+def test_only_many_values_of_one_size_have_an_equal_size() -> None:
+    assert equal_size([b"abc"] * 16) == 3
+    assert equal_size([b""] * 16) == 0
+    assert equal_size([b"abc"] * 15) is None
+    for odd in (0, 8, 15):
+        assert equal_size([b"abc" if index != odd else b"ab" for index in range(16)]) is None

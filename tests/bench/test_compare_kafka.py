@@ -21,5 +21,8 @@ def test_headrace_on_kafka_is_compared_with_clients_of_kafka_on_the_same_cluster
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     figures = {figure["name"]: figure for figure in report["figures"]}
-    assert {"headrace figg publish", "headrace figg consume", "aiokafka publish", "aiokafka consume", "kafka java publish"} < figures.keys()
-    assert figures["publish: headrace figg ÷ aiokafka"]["target"] and figures["consume: headrace figg ÷ aiokafka"]["target"]
+    assert {"headrace figg publish", "headrace figg consume", "aiokafka publish", "kafka java publish"} < figures.keys()
+    assert figures["publish: headrace figg ÷ aiokafka"]["target"]
+    ratio, ours = figures["consume: headrace figg ÷ raw Fetch"], figures["headrace figg consume"]
+    assert ratio["target"] and ratio["value"] == ours["value"] / figures["raw Fetch consume, topic of headrace figg"]["value"]
+    assert "broker CPU µs/record" in ours["notes"]

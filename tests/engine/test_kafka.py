@@ -262,6 +262,41 @@ async def test_an_engine_that_is_not_the_owner_writes_topics_and_no_tables_until
     assert await values(other, "t") == [b"a", b"b", b"c"]
 
 
+async def test_kafka_ends_a_forgotten_transaction_of_a_broker_that_is_not_the_owner_soon(place: Place) -> None:
+    owner, other = place.engine(is_elected=True), place.engine(is_elected=True)
+    await owner.open()
+    await other.open()
+    await owner.create_topic("__table", 1, TopicConfig(), internal=True)
+    await owner.append([Write("__table", 0, RecordBatch([b"row"]))])
+    await other.create_topic("t", 2, TopicConfig())
+    await other.append([Write("t", 0, RecordBatch([b"a"])), Write("t", 1, RecordBatch([b"b"]))])
+    found = {}
+    for name, engine in (("owner", owner), ("other", other)):
+        assert engine._writer._transactional is not None
+        found[name] = engine._writer._transactional.transaction_ms
+    assert found == {"owner": 60_000, "other": 10_000}
+
+
+async def test_a_broker_that_is_not_the_owner_survives_the_abort_of_its_transaction(place: Place) -> None:
+    owner, other = place.engine(is_elected=True), place.engine(is_elected=True)
+    is_lost = asyncio.Event()
+    other.ownership.lost = is_lost.set
+    await owner.open()
+    await other.open()
+    await other.create_topic("t", 2, TopicConfig())
+    both = [Write("t", 0, RecordBatch([b"a"])), Write("t", 1, RecordBatch([b"b"]))]
+    await other.append(both)
+    # As Kafka does when a transaction is too old: the epoch of the transactional id rises.
+    connection = Connection(KafkaSettings(place.bootstrap))
+    await (await Producer.start(connection, other._writer._transactional_id, SECONDS)).discard()
+    with pytest.raises(BrokerError) as caught:
+        await other.append(both)
+    assert caught.value.retriable
+    await other.append(both)
+    assert not is_lost.is_set()
+    assert await values(other, "t") == [b"a", b"a"]
+
+
 async def test_a_reader_that_polls_sees_the_records_of_others_before_the_next_refresh(place: Place, engine: KafkaEngine) -> None:
     await engine.create_topic("t", 1, TopicConfig())
     reader = place.engine(is_elected=True, refresh_ms=600_000)

@@ -1,6 +1,7 @@
 """Batches made of lists: an implementation of `records.Batch` for engines that do not store our batch format.
 
-The lists are those of the records; columns for Arrow are made when they are asked for. All windows of a batch share its lists.
+The lists are those of the records, or sequences whose slices are lists; columns for Arrow are made when they are asked for. All windows of
+a batch share its lists.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ class _Lists:
 
     __slots__ = ("_ends", "_key_column", "_timestamps", "_value_column", "expiries", "headers", "keys", "next_offset", "offsets", "values")
 
-    def __init__(self, offsets: Sequence[int], records: RecordBatch, timestamps: Timestamps, next_offset: int) -> None:
+    def __init__(
+        self, offsets: Sequence[int], records: RecordBatch, timestamps: Timestamps, next_offset: int, ends: Sequence[int] | None
+    ) -> None:
         self.offsets, self.values, self.keys, self.headers = offsets, records.values, records.keys, records.headers
         self.expiries, self.next_offset = records.expiries, next_offset
         self._timestamps = timestamps
-        self._ends: list[int] | None = None
+        self._ends = ends
         self._value_column: Column | None = None
         self._key_column: Column | None = None
 
@@ -38,7 +41,7 @@ class _Lists:
         return self._timestamps
 
     @property
-    def ends(self) -> list[int]:
+    def ends(self) -> Sequence[int]:
         """Bytes of keys and values before each record, and those of the whole batch."""
         if self._ends is None:
             sizes: Iterator[int] = map(len, (value or b"" for value in self.values) if None in self.values else self.values)  # type: ignore[arg-type]
@@ -50,13 +53,13 @@ class _Lists:
     @property
     def value_column(self) -> Column:
         if self._value_column is None:
-            self._value_column = Column.of(self.values)
+            self._value_column = Column.of(self.values[:])
         return self._value_column
 
     @property
     def key_column(self) -> Column | None:
         if self._key_column is None and self.keys is not None:
-            self._key_column = Column.of(self.keys)
+            self._key_column = Column.of(self.keys[:])
         return self._key_column
 
 
@@ -70,14 +73,20 @@ class ListedBatch:
 
     @classmethod
     def of(
-        cls, offsets: Sequence[int], records: RecordBatch, *, next_offset: int, timestamps: Callable[[], Sequence[int]] | None = None
+        cls,
+        offsets: Sequence[int],
+        records: RecordBatch,
+        *,
+        next_offset: int,
+        timestamps: Callable[[], Sequence[int]] | None = None,
+        ends: Sequence[int] | None = None,
     ) -> ListedBatch:
         """Return a batch of at least one record, with timestamps of its own or of the callable. `next_offset` may lie behind offsets that
-        hold no record."""
-        assert records.values and next_offset > offsets[-1]
+        hold no record. `ends` are the bytes of keys and values before each record and of the whole batch, if they are known."""
+        assert len(records) and next_offset > offsets[-1]
         times: Timestamps | None = timestamps or records.timestamps
         assert times is not None
-        return cls(_Lists(offsets, records, times, next_offset), 0, len(records))
+        return cls(_Lists(offsets, records, times, next_offset, ends), 0, len(records))
 
     def extend_to(self, next_offset: int) -> None:
         """Record that no record follows the whole batch below `next_offset`."""

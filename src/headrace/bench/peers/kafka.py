@@ -1,7 +1,7 @@
 """Kafka's own clients on the cluster that is below Headrace: aiokafka with whole batches, and Kafka's load generator in Java.
 
-Both write to one topic with one partition and wait for all replicas. The reader parses raw Fetch responses into lists of values, as the
-engine does.
+Both write to one topic with one partition and wait for all replicas. The reader parses raw Fetch responses into lists of values. It has one
+request under way, asks for as many bytes as the engine does, and checks no checksum.
 """
 
 from __future__ import annotations

@@ -11,17 +11,6 @@ STEP_RECORDS_MAX: Final = 5_000
 """Records that a read path handles in one step: a few milliseconds even if they are small, or every second one has expired."""
 
 
-def size_bytes(batch: Batch) -> int:
-    """Return the key and value bytes of the records in the window, from the ends of the columns only."""
-    ends = batch.value_buffers()[0].cast("I")
-    size = int(ends[batch.stop] - ends[batch.start])
-    keys = batch.key_buffers()
-    if keys is not None:
-        ends = keys[0].cast("I")
-        size += ends[batch.stop] - ends[batch.start]
-    return size
-
-
 def unexpired(batches: list[Batch], now: int) -> list[Batch]:
     """Return the batches without expired records. Costs nothing if no record has an expiry."""
     if not any(batch.expires for batch in batches):

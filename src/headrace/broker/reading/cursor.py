@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from headrace.broker.health import supervise
 from headrace.broker.meters import Meter
-from headrace.broker.reading.batches import STEP_RECORDS_MAX, size_bytes, unexpired
+from headrace.broker.reading.batches import STEP_RECORDS_MAX, unexpired
 from headrace.broker.settings import Clock
 from headrace.engine.contract import Batch, Engine
 from headrace.errors import BrokerError, NotAuthorized, OffsetOutOfRange, UnknownTopic
@@ -41,7 +41,7 @@ class Delivered(list[Batch]):
 
     def __init__(self, batches: list[Batch]) -> None:
         super().__init__(batches)
-        self.size_bytes = sum(map(size_bytes, batches))
+        self.size_bytes = sum(batch.size_bytes for batch in batches)
         self.records = sum(map(len, batches))
         self._encoded: dict[str, bytes] = {}
 
@@ -162,7 +162,7 @@ class Cursor:
         for batch in self._held[:BATCHES_A_TURN]:
             if self._credit <= 0:
                 break
-            self._credit -= size_bytes(batch)
+            self._credit -= batch.size_bytes
             count += 1
         ready, self._held = Delivered(self._held[:count]), self._held[count:]
         self._hand(ready)
@@ -281,7 +281,7 @@ class LiveCursors:
 
     async def _deliver(self, batches: list[Batch], next_offset: int) -> None:
         delivered = Delivered(batches)
-        last_bytes = size_bytes(batches[-1]) if batches else 0
+        last_bytes = batches[-1].size_bytes if batches else 0
         a_turn = max(1, min(DELIVERIES_A_TURN, DELIVERED_BYTES_A_TURN // max(1, delivered.size_bytes)))
         for count, cursor in enumerate(list(self._cursors)):
             if count and count % a_turn == 0:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from headrace.broker.reading.batches import size_bytes, unexpired
+from headrace.broker.reading.batches import unexpired
 from headrace.broker.reading.waits import Wait
 from headrace.broker.settings import Clock, Later
 from headrace.engine.contract import Batch, Bounds, Engine
@@ -130,4 +130,4 @@ def _is_enough(fetched: Fetched, bytes_min: int, records_max: int) -> bool:
         return False
     if bytes_min <= 1 or fetched.is_cut or sum(map(len, fetched.batches)) >= records_max:
         return True
-    return sum(map(size_bytes, fetched.batches)) >= bytes_min
+    return sum(batch.size_bytes for batch in fetched.batches) >= bytes_min

@@ -8,6 +8,7 @@ Key, value, headers, timestamp and offset are Kafka's. An attribute that Kafka l
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final
@@ -16,6 +17,7 @@ from aiokafka.record.control_record import ABORT_MARKER, ControlRecord
 from aiokafka.record.memory_records import MemoryRecords
 from google_crc32c import value as crc32c
 
+from headrace.engine.kafka.equal_sizes import EqualRecords, equal_records
 from headrace.engine.listed import ListedBatch
 from headrace.errors import CorruptData
 from headrace.limits import KIB
@@ -30,8 +32,15 @@ _MAGIC: Final = 2
     +------------+--------+--------+-------+-----+-----------+---------+
     | base offset| length | epoch  | magic | crc | 40 bytes  | records |     `length` counts what follows it, `crc` covers what follows it
     +------------+--------+--------+-------+-----+-----------+---------+
+
+The 40 bytes begin with attributes i16, last offset i32, first timestamp i64; they end with the number of records i32.
 """
 _LENGTH_START, _LENGTH_END, _CHECKED_START = 8, 12, 21
+_RECORDS_START: Final = 40
+"""In the bytes that the checksum covers."""
+_TIMES, _COUNT = struct.Struct(">h4xq"), struct.Struct(">i")
+_LOG_APPEND_TIME: Final = 8
+"""Attribute: the timestamps are those of the Kafka node, not of the records."""
 _TURN_BYTES: Final = 512 * KIB
 _OVERHEAD_BYTES: Final = 32
 """Bytes of a record besides key, value and headers, at most: lengths, deltas and attributes."""
@@ -95,9 +104,11 @@ class Decoded:
         """Decode one record batch at a time. Yields its size."""
         coming = sorted(aborted or (), key=lambda transaction: transaction[1], reverse=True)
         skipped: set[int] = set()
-        for encoded in _split(content):
-            batch = _parsed(encoded)
-            if not _is_intact(batch, encoded):
+        encoded = MemoryRecords(content)
+        for start, end in _places(content):
+            batch: Any = encoded.next_batch()
+            checked = content[start + _CHECKED_START : end]
+            if not _is_intact(batch, checked):
                 raise CorruptData(f"Kafka record batch at offset {batch.base_offset}: the checksum does not match")
             while coming and coming[-1][1] <= batch.base_offset:
                 skipped.add(coming.pop()[0])
@@ -105,13 +116,37 @@ class Decoded:
                 if _is_abort(batch):
                     skipped.discard(batch.producer_id)
             elif batch.next_offset > offset and not (batch.is_transactional and batch.producer_id in skipped):
-                self._add(batch, encoded)
+                self._add(batch, content[start : start + _CHECKED_START], checked)
             self.next_offset = max(self.next_offset, batch.next_offset)
             if self.batches:
                 self.batches[-1].extend_to(self.next_offset)
-            yield len(encoded)
+            yield end - start
 
-    def _add(self, batch: Any, encoded: bytes) -> None:
+    def _add_equal(self, batch: Any, front: bytes, checked: bytes) -> bool:
+        """Add a batch whose records have equal sizes. Return whether it is one. `checked` is all of it that is kept: `batch` holds the
+        whole response."""
+        if batch.magic != _MAGIC or batch.compression_type:
+            return False
+        (count,) = _COUNT.unpack_from(checked, _RECORDS_START - _COUNT.size)
+        found = equal_records(checked, _RECORDS_START, count) if count == batch.last_offset_delta + 1 else None
+        if found is None:
+            return False
+        size = found.record_bytes
+        self.batches.append(
+            ListedBatch.of(
+                range(batch.base_offset, batch.next_offset),
+                RecordBatch(found.values, found.keys),
+                next_offset=batch.next_offset,
+                timestamps=partial(_timestamps_of_equal, front, checked, found),
+                ends=range(0, size * count + 1, size),
+            )
+        )
+        return True
+
+    def _add(self, batch: Any, front: bytes, checked: bytes) -> None:
+        if self._add_equal(batch, front, checked):
+            return
+        encoded = front + checked
         # No object is kept for a record where neither keys nor headers are in use, which the first record suggests.
         values = _plain_values(encoded)
         keys: list[bytes | None] | None = None
@@ -156,14 +191,20 @@ def _timestamps(encoded: bytes) -> list[int]:
     return [record.timestamp for record in _parsed(encoded)]
 
 
-def _split(content: bytes) -> Iterator[bytes]:
-    """Yield the record batches of a Fetch response. The last one may be cut, and is left out then."""
+def _timestamps_of_equal(front: bytes, checked: bytes, found: EqualRecords) -> list[int]:
+    attributes, first = _TIMES.unpack_from(checked)
+    times = None if attributes & _LOG_APPEND_TIME else found.timestamps(first)
+    return _timestamps(front + checked) if times is None else times
+
+
+def _places(content: bytes) -> Iterator[tuple[int, int]]:
+    """Yield start and end of the record batches of a Fetch response. The last one may be cut, and is left out then."""
     start = 0
     while start + _LENGTH_END <= len(content):
         end = start + _LENGTH_END + int.from_bytes(content[start + _LENGTH_START : start + _LENGTH_END], "big")
         if end > len(content):
             return
-        yield content[start:end]
+        yield start, end
         start = end
 
 
@@ -172,9 +213,9 @@ def _parsed(encoded: bytes) -> Any:
     return MemoryRecords(encoded).next_batch()
 
 
-def _is_intact(batch: Any, encoded: bytes) -> bool:
+def _is_intact(batch: Any, checked: bytes) -> bool:
     # The library's checksum takes five times as long.
-    return bool(crc32c(encoded[_CHECKED_START:]) == batch.crc if batch.magic == _MAGIC and CHECKSUMS_IN_C else batch.validate_crc())
+    return bool(crc32c(checked) == batch.crc if batch.magic == _MAGIC and CHECKSUMS_IN_C else batch.validate_crc())
 
 
 def _is_abort(batch: Any) -> bool:

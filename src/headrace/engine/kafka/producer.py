@@ -48,13 +48,16 @@ class Producer:
         inner.client.send = watched
 
     @classmethod
-    async def start(cls, cluster: Cluster, transactional_id: str | None, seconds: float, ack: Ack = Ack.DURABLE) -> Producer:
+    async def start(
+        cls, cluster: Cluster, transactional_id: str | None, seconds: float, ack: Ack = Ack.DURABLE, *, transaction_ms: int = 60_000
+    ) -> Producer:
         """Start a producer. A transactional one gets a new epoch: Kafka aborts what the one before it left open, and refuses its writes.
-        Raises `Unavailable`."""
+        It also aborts a transaction that is open for `transaction_ms`. Raises `Unavailable`."""
         inner = AIOKafkaProducer(
             acks=_ACKS[ack],
             enable_idempotence=ack is Ack.DURABLE,
             transactional_id=transactional_id,
+            transaction_timeout_ms=transaction_ms,
             max_batch_size=RECORD_BYTES_MAX,
             max_request_size=RECORD_BYTES_MAX + MIB,
             metadata_max_age_ms=30_000,
@@ -76,6 +79,11 @@ class Producer:
         """Epoch of a transactional id, counted over its producer ids: it rises with each producer."""
         manager = self._inner._txn_manager
         return int((manager.producer_id << 16) + manager.producer_epoch + 1)
+
+    @property
+    def transaction_ms(self) -> int:
+        """Time after which Kafka aborts an open transaction."""
+        return int(self._inner._txn_manager.transaction_timeout_ms)
 
     @property
     def is_broken(self) -> bool:

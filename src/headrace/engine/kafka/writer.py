@@ -45,6 +45,10 @@ _BATCH_BYTES: Final = 1 * MIB
 """Appends are joined in one record batch up to this size."""
 _TRANSACTION_APPENDS_MAX: Final = 500
 _TRANSACTION_BYTES_MAX: Final = 32 * MIB
+_TRANSACTION_MS: Final = 10_000
+"""Time after which Kafka aborts a transaction of a broker that is not the owner: if it is killed, nobody else ends it, and readers wait."""
+_OWNER_TRANSACTION_MS: Final = 60_000
+"""The same for the owner, whose transaction the next owner aborts at once. The owner gives up the tables when Kafka does so."""
 _RECONCILE_SECONDS: Final = 0.2
 _GONE_SECONDS: Final = 0.2
 _METADATA_SECONDS: Final = 0.02
@@ -116,6 +120,7 @@ class Writer:
         self._cluster = cluster
         self._offsets = offsets
         self._transactional_id = ""
+        self._is_owner = False
         self._turn = asyncio.Lock()
         """Held during a transaction."""
         self._deadline_seconds = deadline_ms / 1000
@@ -134,7 +139,7 @@ class Writer:
 
     async def open(self, transactional_id: str) -> None:
         """Start. The id is for transactions that write no table, until `own`."""
-        self._is_closing = self._is_fenced = False
+        self._is_closing = self._is_fenced = self._is_owner = False
         self._transactional_id = transactional_id
         self._plain = {Ack.DURABLE: await self._producer(None)}
 
@@ -142,13 +147,19 @@ class Writer:
         """Use the id of the coordinator from now on. Kafka refuses later transactions of the coordinator before."""
         async with self._turn:
             await self._drop_transactional()
-            self._transactional_id = transactional_id
+            self._transactional_id, self._is_owner = transactional_id, True
             self._transactional = await self._producer(transactional_id)
 
     @property
     def epoch(self) -> int:
         """Epoch of the transactional id, counted over its producer ids: it rises with each owner."""
         return 0 if self._transactional is None else self._transactional.epoch
+
+    @property
+    def _takeover(self) -> tuple[type[Exception], ...]:
+        """Errors after another broker has taken over the id. Only that of the owner is shared: Kafka fences another broker when it has
+        aborted a transaction that took too long."""
+        return (kafka_errors.ProducerFenced,) if self._is_owner else ()
 
     def stop_transactions(self) -> None:
         """Refuse transactions from now on."""
@@ -169,7 +180,8 @@ class Writer:
         self._plain, self._transactional = {}, None
 
     async def _producer(self, transactional_id: str | None, ack: Ack = Ack.DURABLE) -> Producer:
-        return await Producer.start(self._cluster, transactional_id, 2 * self._deadline_seconds, ack)
+        transaction_ms = _OWNER_TRANSACTION_MS if self._is_owner else _TRANSACTION_MS
+        return await Producer.start(self._cluster, transactional_id, 2 * self._deadline_seconds, ack, transaction_ms=transaction_ms)
 
     # Staging
 
@@ -423,7 +435,7 @@ class Writer:
             await self._offsets.delete(commits)
             is_ending = True
             await producer.commit()
-        except kafka_errors.ProducerFenced:
+        except self._takeover:
             self._is_fenced = True
             self._fenced()
             outcome = AppendUnknown("another broker took over during the commit", None) if is_ending else _taken_over()

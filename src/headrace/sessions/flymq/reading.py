@@ -130,8 +130,8 @@ class ReadHandlers:
             offset = found.next_offset
             for batch in found.batches:
                 offsets, keys, values = batch.offsets(), batch.keys(), _without_tombstones(batch.values())
-                scanned += sum(map(len, values))
                 if test is not None:
+                    scanned += sum(map(len, values))
                     picked = await self._passing(test, keys, values)
                     offsets, values = [offsets[index] for index in picked], [values[index] for index in picked]
                     keys = None if keys is None else [keys[index] for index in picked]
@@ -143,7 +143,7 @@ class ReadHandlers:
             is_enough = page.is_full if test is None else bool(page.offsets)
             if is_enough or scanned > FLYMQ_SCAN_BYTES_MAX or (test is not None and self._is_over()):
                 break
-        return Fetched(page.offsets, page.values, offset, page.keys if any(page.keys) else None)
+        return Fetched(page.offsets, page.values, offset, page.keys if page.keys is not None and any(page.keys) else None)
 
     async def _passing(self, filter: Filter, keys: list[bytes | None] | None, values: list[bytes]) -> list[int]:
         """Return the indexes of the records that pass. Each turn of the loop runs one slice of one search. A record that takes longer is
@@ -166,8 +166,10 @@ class _Page:
 
     def __init__(self, records_max: int) -> None:
         self.records_max = records_max
-        self.offsets: list[int] = []
-        self.keys: list[bytes | None] = []
+        self.offsets: Sequence[int] = range(0)
+        """A range as long as they are dense, which costs nothing for a record."""
+        self.keys: list[bytes | None] | None = None
+        """None if no record so far comes from a batch with keys."""
         self.values: list[bytes] = []
         self.full_at: int | None = None
         """First offset that did not fit."""
@@ -192,9 +194,11 @@ class _Page:
         if count < len(values):
             self.full_at = offsets[count]
         self._size_bytes = size_bytes
-        self.offsets += offsets[:count]
+        if keys is not None or self.keys is not None:
+            before: list[bytes | None] = [None] * len(self.values) if self.keys is None else self.keys
+            self.keys = before + ([None] * count if keys is None else keys[:count])
+        self.offsets = _joined(self.offsets, offsets[:count])
         self.values += values[:count]
-        self.keys += [None] * count if keys is None else keys[:count]
 
     def _room(self, offsets: Sequence[int], keys: list[bytes | None] | None, values: list[bytes]) -> tuple[int, int]:
         """Return how many records fit, and the size of the reply. The first record may use the whole frame."""
@@ -209,6 +213,14 @@ class _Page:
             count = 1
         count = max(count, 0)
         return count, ends[count]
+
+
+def _joined(offsets: Sequence[int], more: Sequence[int]) -> Sequence[int]:
+    if not offsets:
+        return more
+    if isinstance(offsets, range) and isinstance(more, range) and more.start == offsets.stop:
+        return range(offsets.start, more.stop)
+    return [*offsets, *more]
 
 
 def _without_tombstones(values: list[bytes | None]) -> list[bytes]:

@@ -14,7 +14,6 @@ from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import GroupLag
 from headrace.broker.publishing.published import Outcome
-from headrace.broker.reading.batches import size_bytes
 from headrace.broker.schema_checks import settled
 from headrace.errors import (
     BrokerError,
@@ -193,7 +192,7 @@ class RustLogHandlers:
         fetched = await self._broker.fetch(self._who, topic, partition, start, bytes_max=bytes_max)
         if not fetched.batches:
             return m.FetchReply(range(fetched.next_offset, fetched.next_offset), [], fetched.next_offset)
-        if sum(map(size_bytes, fetched.batches)) >= TURN_BYTES_MIN:
+        if sum(batch.size_bytes for batch in fetched.batches) >= TURN_BYTES_MIN:
             await self._context.turns.wait()
         return fetch_reply(dialect, *_columns(fetched.batches), request.max_bytes, reply_bytes_max)
 

@@ -5,15 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import repeat
 from typing import Final
 
+from headrace.columns import equal_rows, equal_size
 from headrace.wire.figg.frames import FROM_OFFSET, HEADER, NUMBER, RUN_FIELDS_BYTES, SIZE, VERSION, Kind
 
 _FIXED = struct.Struct(">HHIQ")
 _ACK_HEAD: Final = HEADER.pack(Kind.ACK, VERSION, NUMBER.size)
-PACKED_WHOLE_BYTES_MAX: Final = 4096
-"""Values up to this size are packed together with their head. Above it the second copy costs more than it saves."""
 
 
 def attach(topic: str, offset: int | None = None) -> bytes:
@@ -75,10 +73,9 @@ def _batch(kind: Kind, topic: str, numbers: Sequence[int], values: Sequence[byte
     assert len(numbers) == len(values), "columns of one batch have one length"
     field = _topic_field(topic)
     rest = RUN_FIELDS_BYTES - SIZE.size + len(field)
-    sizes = set(map(len, values))
-    if len(sizes) == 1 and (size := sizes.pop()) <= PACKED_WHOLE_BYTES_MAX:
+    if (size := equal_size(values)) is not None:
         head = HEADER.pack(kind, VERSION, rest + size) + field
-        return b"".join(map(_whole(len(head), size).pack, repeat(head), numbers, repeat(size), values))
+        return bytes(equal_rows(values, size, head + bytes(NUMBER.size) + SIZE.pack(size), numbers=numbers, numbers_at=len(head)))
     frames: list[bytes] = []
     append, pack = frames.append, _head(len(field)).pack
     for number, value in zip(numbers, values, strict=True):
@@ -86,11 +83,6 @@ def _batch(kind: Kind, topic: str, numbers: Sequence[int], values: Sequence[byte
         append(pack(kind, VERSION, rest + size, field, number, size))
         append(value)
     return b"".join(frames)
-
-
-@lru_cache(maxsize=256)
-def _whole(head_bytes: int, value_bytes: int) -> struct.Struct:
-    return struct.Struct(f">{head_bytes}sQI{value_bytes}s")
 
 
 @lru_cache(maxsize=256)

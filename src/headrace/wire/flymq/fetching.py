@@ -16,6 +16,7 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any, Final, Generic, TypeVar
 
+from headrace.columns import equal_rows, equal_size
 from headrace.errors import WireError
 from headrace.wire.flymq.fields import B32, U32, U64, Field, Layout, Reader
 from headrace.wire.flymq.messages import Consumed, Fetched
@@ -31,6 +32,7 @@ _ROW = struct.Struct(">QII")
 _LENGTH = struct.Struct(">I")
 _OFFSET_KEY = struct.Struct(">QI")
 _LAST = struct.Struct(">QQ")
+_NEXT = struct.Struct(">Q")
 assert U32.write(0) + U64.write(0) == bytes(FRONT_BYTES) and _ROW.size == RECORD_OVERHEAD_BYTES
 
 _PAGE_ROWS_MAX: Final = 16
@@ -80,7 +82,10 @@ class SdkLayout:
     """The original's layout: the offset comes before its record."""
 
     def write(self, value: Fetched, /) -> bytes:
-        return U32.write(len(value.offsets)) + U64.write(value.next_offset) + _rows(value.offsets, value)
+        front = U32.write(len(value.offsets)) + U64.write(value.next_offset)
+        if value.keys is None and (size := equal_size(value.values)) is not None:
+            return front + equal_rows(value.values, size, bytes(12) + _LENGTH.pack(size), numbers=value.offsets)
+        return front + _rows(value.offsets, value)
 
     def read(self, reader: Reader, /) -> Fetched:
         count, next_offset = U32.read(reader), U64.read(reader)
@@ -100,6 +105,10 @@ class SpecLayout:
             return U32.write(0) + U64.write(value.next_offset)
         if count <= _PAGE_ROWS_MAX and value.keys is None and (page := _equal_page(value, count)) is not None:
             return page
+        if value.keys is None and (size := equal_size(value.values)) is not None:
+            head = bytes(4) + _LENGTH.pack(size)
+            rows = equal_rows(value.values, size, head, bytes(8), numbers=value.offsets, numbers_at=len(head) + size)
+            return b"".join((_LENGTH.pack(count), rows, _NEXT.pack(value.next_offset)))
         shifted = [0, *value.offsets[:-1]]
         return b"".join((_LENGTH.pack(count), memoryview(_rows(shifted, value))[8:], _LAST.pack(value.offsets[-1], value.next_offset)))
 

@@ -20,10 +20,11 @@ The error texts are those of the original, word for word, because its users sear
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Final
 
+from headrace.columns import equal_rows, equal_size
 from headrace.errors import InvalidRequest
 from headrace.limits import RUSTLOG_PRODUCE_RECORDS_MAX
 from headrace.wire.rustlog import messages as m
@@ -224,7 +225,9 @@ def produced_record_bytes(value: bytes) -> int:
     return RECORD_OVERHEAD_BYTES + len(value)
 
 
-def _sized(records: Sequence[bytes]) -> chain[bytes]:
+def _sized(records: Sequence[bytes]) -> Iterable[bytes | bytearray]:
+    if (size := equal_size(records)) is not None:
+        return (equal_rows(records, size, _U32.pack(size)),)
     return chain.from_iterable(zip(map(_U32.pack, map(len, records)), records, strict=True))
 
 

@@ -290,6 +290,8 @@ def _within(values: Sequence[bytes], overhead: int, room: int) -> int:
     """Return how many values fit, each with its overhead."""
     if sum(map(len, values)) + overhead * len(values) <= room:
         return len(values)
+    if len(set(map(len, values))) == 1:
+        return room // (len(values[0]) + overhead)
     return bisect_right(list(accumulate(map(overhead.__add__, map(len, values)))), room)
 
 
