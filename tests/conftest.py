@@ -30,6 +30,7 @@ SLOW: Final = (
     *("storage/test_store_model", "test_canaries", "test_extras"),
 )
 """Beginnings of the paths of tests that start programs or search large spaces: a quarter of the tests, three quarters of the time."""
+_SLOW_PATHS: Final = tuple(f"{HERE}/{name}" for name in SLOW)
 OF_THE_CALLER: Final = frozenset(
     ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES")
     + tuple(
@@ -56,11 +57,20 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import files of which no test is selected: every worker collects the whole suite."""
+    return True if "not slow" in config.option.markexpr and _is_slow(collection_path) else None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.relative_to(HERE).as_posix().startswith(SLOW):
+        if _is_slow(item.path):
             item.add_marker(pytest.mark.slow)
+
+
+def _is_slow(path: Path) -> bool:
+    return str(path).startswith(_SLOW_PATHS)
 
 
 @pytest.fixture

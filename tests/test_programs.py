@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,6 +21,15 @@ def said(log: Path, word: str) -> str:
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(0.005)
     return last_line(log)
+
+
+def wait_gone(process: int) -> None:
+    """Wait until a process that this one has not started has ended."""
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        while " Z " not in Path(f"/proc/{process}/stat").read_text():
+            assert time.monotonic() < deadline, "it lives on"
+            time.sleep(0.005)
 
 
 def test_what_it_says_is_in_the_log_and_it_leads_a_session_of_its_own(tmp_path: Path) -> None:
@@ -45,12 +56,26 @@ def test_one_that_does_not_listen_is_killed_with_what_it_has_started(tmp_path: P
     child = int(said(tmp_path / "log", "\n"))
     stop(program, 0.05)
     assert program.returncode == -signal.SIGKILL
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while Path(f"/proc/{child}").exists() and " Z " not in Path(f"/proc/{child}/stat").read_text():
-        assert time.monotonic() < deadline, "its child lives on"
-        time.sleep(0.005)
+    wait_gone(child)
 
 
 def test_a_silent_program_has_no_last_line(tmp_path: Path) -> None:
     (tmp_path / "log").touch()
     assert last_line(tmp_path / "log") == "it wrote no output"
+
+
+def test_a_tied_program_ends_with_its_parent_however_that_ends(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text("import sys, time; print(sys.argv[1], flush=True); time.sleep(600)")
+    log, here = tmp_path / "log", {"PYTHONPATH": str(tmp_path)}
+    code = f"""
+import os, pathlib, signal, sys, time
+from headrace.programs import started
+command = [sys.executable, "-m", "headrace.programs", "child", "up"]
+print(started(command, pathlib.Path({str(log)!r}), {here!r}, is_tied=True).pid, flush=True)
+while "up" not in pathlib.Path({str(log)!r}).read_text():
+    time.sleep(0.005)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    parent = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=DEADLINE_SECONDS, check=False)
+    assert parent.returncode == -signal.SIGKILL
+    wait_gone(int(parent.stdout))

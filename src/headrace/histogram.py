@@ -8,11 +8,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Final
 
-SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+SECONDS: Final[Sequence[float]] = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Upper bounds of durations."""
-FEW_SECONDS: Final = (0.001, 0.005, 0.025, 0.1, 1.0)
+FEW_SECONDS: Final[Sequence[float]] = (0.001, 0.005, 0.025, 0.1, 1.0)
 """Some of these, where each bucket is multiplied by the number of topics."""
-BYTES: Final = tuple(4.0**power for power in range(5, 14))
+BYTES: Final[Sequence[float]] = tuple(4.0**power for power in range(5, 14))
 """Upper bounds of sizes: 1 KiB to 64 MiB."""
 
 

@@ -185,6 +185,25 @@ async def test_a_kafka_consumer_of_the_group_continues_where_a_group_of_ours_sto
     await broker.close()
 
 
+async def test_several_groups_commit_in_one_transaction(place: Place) -> None:
+    """Kafka keeps the offsets of each group in another partition, which the transaction has to include."""
+    broker = Broker(place.engine(), clock=clock)
+    await broker.open()
+    await broker.create_topic(ANN, "t")
+    groups = [f"g{number}" for number in range(4)]
+    for offset in (1, 2):
+        await broker.publish(ANN, "t", RecordBatch([b"a"]))
+        transaction = broker.begin(ANN)
+        for group in groups:
+            transaction.commit_offsets(group, {("t", 0): offset})
+        await transaction.commit()
+    await broker.close()
+    again = Broker(place.engine(), clock=clock)
+    await again.open()
+    assert [again.committed(ANN, group, "t", 0) for group in groups] == [2, 2, 2, 2]
+    await again.close()
+
+
 async def test_what_was_committed_is_there_for_the_next_broker(place: Place) -> None:
     for expected in (None, 1):
         broker = Broker(place.engine(), clock=clock)

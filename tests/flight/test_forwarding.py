@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -18,7 +19,9 @@ from headrace.flight.client import FlightClient, Servers
 from headrace.flight.endpoint import Endpoint, EndpointSettings
 from headrace.flight.forwarding import FORWARDED, Forwarding
 from tests.canaries import secret
+from tests.net import test_tls
 from tests.net.polling import until
+from tests.net.proxy import FaultProxy
 from tests.server.test_handover import PASSWORD, SECONDS, Pair, connected
 
 ADMIN = Principal("admin", "flight")
@@ -30,6 +33,7 @@ class Endpoints(Pair):
 
     owner_endpoint: Endpoint
     other_endpoint: Endpoint
+    forwarding: Forwarding
     location = ""
     """Where the other broker believes the endpoint of the coordinator to be."""
 
@@ -38,11 +42,13 @@ class Endpoints(Pair):
 
 
 @asynccontextmanager
-async def endpoints(mode: Mode = Mode.OPEN, wait_seconds: float = SECONDS) -> AsyncIterator[Endpoints]:
+async def endpoints(
+    mode: Mode = Mode.OPEN, wait_seconds: float = SECONDS, owner: EndpointSettings = EndpointSettings(), ca: bytes = b""
+) -> AsyncIterator[Endpoints]:
     async with asyncio.timeout(2 * SECONDS), Endpoints(mode) as pair:
-        forwarding = Forwarding(lambda: pair.location, wait_seconds=wait_seconds)
-        pair.owner_endpoint = await Endpoint.open("127.0.0.1", 0, pair.owner.broker, pair.owner.access, EndpointSettings())
-        settings = EndpointSettings(forwarding=forwarding)
+        pair.forwarding = Forwarding(lambda: pair.location, ca, wait_seconds=wait_seconds)
+        pair.owner_endpoint = await Endpoint.open("127.0.0.1", 0, pair.owner.broker, pair.owner.access, owner)
+        settings = EndpointSettings(forwarding=pair.forwarding)
         pair.other_endpoint = await Endpoint.open("127.0.0.1", 0, pair.other.broker, pair.other.access, settings)
         pair.location = f"grpc+tcp://{pair.owner_endpoint.address}"
         try:
@@ -127,3 +133,55 @@ async def test_without_a_coordinator_or_with_a_forwarded_call_the_error_is_that_
         await asyncio.to_thread(forwarded)
         pair.location = ""
         await asyncio.to_thread(alone)
+
+
+async def test_a_coordinator_with_tls_is_verified_before_a_caller_is_logged_in_there(tmp_path: Path) -> None:
+    files = test_tls.files(tmp_path)
+    owner = EndpointSettings(certificate=files.certificate.read_bytes(), key=files.key.read_bytes())
+    login = {"user": "admin", "password": PASSWORD}
+    async with endpoints(Mode.ENFORCED, owner=owner, ca=test_tls.CA.cert_pem.bytes()) as pair:
+        port = pair.owner_endpoint.address.rpartition(":")[2]
+        pair.location = f"grpc+tls://localhost:{port}"
+
+        def use() -> None:
+            with pair.client(**login) as client:
+                client.create_topic("t")
+                assert client.stage("h", [ROWS], topic="t", writer="w").records == 2
+                assert client.publish("w", 0, ["h"]).records == 2
+
+        def fail() -> None:
+            with pair.client(**login) as client, pytest.raises(NotCoordinator):
+                client.last_version("w")
+
+        await asyncio.to_thread(use)
+        pair.forwarding._wait_seconds = 0.3
+        pair.location = f"grpc+tls://127.0.0.1:{port}"  # a name that the certificate does not have
+        await asyncio.to_thread(fail)
+        pair.forwarding._ca = test_tls.OTHER_CA.cert_pem.bytes()
+        pair.location = f"grpc+tls://localhost:{port}"
+        await asyncio.to_thread(fail)
+
+
+async def test_calls_that_wait_for_a_paused_coordinator_are_repeated_when_another_one_is_elected() -> None:
+    async with endpoints() as pair:
+        host, _, port = pair.owner_endpoint.address.rpartition(":")
+        async with FaultProxy(host, int(port)) as proxy:
+            pair.location = f"grpc+tcp://{proxy.host}:{proxy.port}"
+
+            def use(offset: int) -> None:
+                with FlightClient(Servers.parse(pair.other_endpoint.address, timeout_seconds=10 * SECONDS)) as client:
+                    client.ensure_topic("t")
+                    client.commit("g", {"t": {0: offset}})
+
+            await asyncio.to_thread(use, 0)
+            proxy.hold_answers()
+            seen = proxy.request_bytes
+            waiting = asyncio.create_task(asyncio.to_thread(use, 1))
+            await until(lambda: proxy.request_bytes > seen)
+            assert not waiting.done()
+            pair.location = ""
+            await pair.other.take_over()
+            await asyncio.to_thread(pair.forwarding.coordinator_changed)
+            await waiting
+            proxy.release_answers()
+        assert pair.other.broker.committed(ADMIN, "g", "t", 0) == 1

@@ -1,106 +1,43 @@
-"""Two brokers on three Kafka nodes, a load with a ledger, faults by chance, and the verification of all records at the end.
+"""Two brokers on three Kafka nodes, faults by chance, and the verification of all records at the end.
 
-Each value is sent once: after an unknown outcome the load goes on with the next value. An acknowledged value must be in the log once, no
-value may be there twice, a refused one not at all, and the values of a partition must be in the order in which they were sent.
+An acknowledged value must be in the log once, no value may be there twice, a refused one not at all, and the values of a partition must be
+in the order in which they were sent. Every group must have got and settled each acknowledged value.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import signal
+import urllib.request
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import Consumer, TopicPartition
 
-import headrace
-from headrace.clients.errors import NotSent, OutcomeUnknown
-from headrace.errors import HeadraceError
 from headrace.kafka_server import Cluster, Node
 from headrace.kafka_server.cluster import free_ports
+from tests.kafka.loads import RECOVERY_SECONDS_MAX, Ledger
 from tests.server.process import BrokerProcess
 
-PARTITIONS: Final = 3
-BATCH: Final = 20
-PUBLISH_SECONDS: Final = 20.0
-RECOVERY_SECONDS_MAX: Final = 180.0
-UNKNOWN_KINDS: Final = frozenset(("outcome_unknown", "unknown_outcome"))
+FAULTS: Final = (
+    *("kill leader", "pause leader", "kill controller", "pause controller"),
+    *("kill coordinator", "pause coordinator", "kill other", "pause other"),
+)
+"""The leader and the controller are Kafka nodes; the coordinator and the other one are brokers."""
+_HTTP_SECONDS: Final = 10.0
 
 
-@dataclass
-class Ledger:
-    """Outcomes of the values of one partition, in the order in which they were sent."""
-
-    acknowledged: list[int] = field(default_factory=list)
-    refused: set[int] = field(default_factory=set)
-    unknown: set[int] = field(default_factory=set)
-
-
-class Load:
-    """Publishes numbered values to each partition, one batch at a time, until it is stopped."""
-
-    def __init__(self, topic: str, url: str) -> None:
-        self.ledgers = [Ledger() for _ in range(PARTITIONS)]
-        self._topic, self._url = topic, url
-        self._is_stopped = False
-        self._progress = asyncio.Condition()
-        self._tasks = [asyncio.create_task(self._publish(partition)) for partition in range(PARTITIONS)]
-
-    async def stop(self) -> None:
-        self._is_stopped = True
-        _, pending = await asyncio.wait(self._tasks, timeout=RECOVERY_SECONDS_MAX)
-        for task in pending:
-            task.cancel()
-        assert not pending, "no broker answers"
-        await asyncio.gather(*self._tasks)
-
-    async def progressed(self) -> None:
-        """Wait until a value that is sent from now on is acknowledged in each partition."""
-        before = [len(ledger.acknowledged) for ledger in self.ledgers]
-        # A batch that is under way may have been written before the call, so two have to arrive.
-        wanted = [count + 2 * BATCH for count in before]
-        async with asyncio.timeout(RECOVERY_SECONDS_MAX), self._progress:
-            await self._progress.wait_for(
-                lambda: (
-                    all(task.done() for task in self._tasks)
-                    or all(len(ledger.acknowledged) >= count for ledger, count in zip(self.ledgers, wanted, strict=True))
-                )
-            )
-
-    async def _publish(self, partition: int) -> None:
-        ledger, number = self.ledgers[partition], 0
-        async with headrace.connect(self._url, resend_writes=False, publish_seconds=PUBLISH_SECONDS, refused_connections_max=0) as client:
-            while not self._is_stopped:
-                numbers = range(number, number + BATCH)
-                number += BATCH
-                values = [b"%d" % one for one in numbers]
-                futures = [await client.send(self._topic, value, partition=partition) for value in values]
-                outcomes = await asyncio.gather(*futures, return_exceptions=True)
-                for one, outcome in zip(numbers, outcomes, strict=True):
-                    self._note(ledger, one, outcome)
-                if any(isinstance(outcome, BaseException) for outcome in outcomes):
-                    await asyncio.sleep(0.05)
-                async with self._progress:
-                    self._progress.notify_all()
-
-    def _note(self, ledger: Ledger, number: int, outcome: object) -> None:
-        if isinstance(outcome, headrace.Receipt):
-            ledger.acknowledged.append(number)
-        elif isinstance(outcome, OutcomeUnknown) or (isinstance(outcome, HeadraceError) and _kind(outcome) in UNKNOWN_KINDS):
-            ledger.unknown.add(number)
-        elif isinstance(outcome, NotSent | HeadraceError):
-            ledger.refused.add(number)
-        else:
-            raise AssertionError(outcome)
-
-
-def _kind(error: HeadraceError) -> str:
-    return str(getattr(error, "kind", "") or getattr(error, "code", ""))
+def drawn(chance: random.Random) -> Iterator[str]:
+    """Yield faults by chance, each of them once before any comes again."""
+    while True:
+        yield from chance.sample(FAULTS, len(FAULTS))
 
 
 class Subject:
@@ -108,34 +45,62 @@ class Subject:
 
     def __init__(self, cluster: Cluster, folder: Path, topic: str) -> None:
         self.cluster, self.topic, self._folder = cluster, topic, folder
-        self._ports = free_ports(2)
+        places = [f"127.0.0.1:{port}" for port in free_ports(6)]
+        self.tcp, self.flight, self._http = places[:2], places[2:4], places[4:]
         self._brokers = [self._started(number) for number in range(2)]
-
-    @property
-    def url(self) -> str:
-        return f"flymq://{','.join(f'127.0.0.1:{port}' for port in self._ports)}"
+        self.failovers = 0
+        """Times that another process was the coordinator."""
+        self._last: tuple[int, int] | None = None
+        self._relayed: Counter[tuple[int, int]] = Counter()
+        """Connections that a process has handed over to the coordinator, as last seen."""
 
     def _started(self, number: int) -> BrokerProcess:
         folder = self._folder / f"broker-{number}"
         folder.mkdir(exist_ok=True)
-        engine = ["--engine", "kafka", "--set", f"kafka.bootstrap={self.cluster.bootstrap}", "--set", "kafka.prefix=faults."]
-        return BrokerProcess(folder, *engine, "--listen", f"127.0.0.1:{self._ports[number]}", log=folder / "log")
+        engine = ("--engine", "kafka", "--set", f"kafka.bootstrap={self.cluster.bootstrap}", "--set", "kafka.prefix=faults.")
+        listen = ("--listen", self.tcp[number], "--listen-flight", self.flight[number], "--listen-http", self._http[number])
+        return BrokerProcess(folder, *engine, *listen, log=folder / "log")
 
     def close(self) -> None:
         for broker in self._brokers:
             broker.process.kill()
             broker.process.communicate()
 
-    async def serving(self) -> int:
-        """Wait until a broker accepts connections and return its number: the coordinator, or the other one."""
+    async def serving(self) -> None:
+        """Wait until both brokers serve."""
+        for broker in self._brokers:
+            await asyncio.to_thread(broker.wait_ready)
+
+    async def coordinator(self) -> int:
+        """Wait until a broker is the coordinator and return its number."""
         async with asyncio.timeout(RECOVERY_SECONDS_MAX):
             while True:
-                for number, port in enumerate(self._ports):
-                    with contextlib.suppress(OSError):
-                        _, writer = await asyncio.open_connection("127.0.0.1", port)
-                        writer.close()
-                        return number
+                for number in range(2):
+                    with contextlib.suppress(OSError, KeyError):
+                        if await asyncio.to_thread(self._look, number):
+                            return number
                 await asyncio.sleep(0.1)
+
+    @property
+    def relayed(self) -> int:
+        """Connections handed over to the coordinator. What a process did after the last look and before it was killed is missing."""
+        return self._relayed.total()
+
+    def _look(self, number: int) -> bool:
+        """Return whether a broker is the coordinator. Raises `OSError` if it does not answer."""
+        server: dict[str, Any] = json.loads(self._read(number, "status.json"))["server"]
+        place = number, int(server["pid"])
+        for line in self._read(number, "metrics").decode().splitlines():
+            if line.startswith("headrace_connections_relayed_total "):
+                self._relayed[place] = max(self._relayed[place], int(float(line.split()[1])))
+        if server["is_coordinator"] and place != self._last:
+            self.failovers += self._last is not None
+            self._last = place
+        return bool(server["is_coordinator"])
+
+    def _read(self, number: int, path: str) -> bytes:
+        with urllib.request.urlopen(f"http://{self._http[number]}/{path}", timeout=_HTTP_SECONDS) as answer:
+            return bytes(answer.read())
 
     def leader(self) -> Node:
         """Return the node that leads partition 0 of the topic."""
@@ -145,56 +110,46 @@ class Subject:
         number = admin.list_topics(f"faults.{self.topic}", 60.0).topics[f"faults.{self.topic}"].partitions[0].leader
         return self.cluster.nodes[max(number, 1) - 1]
 
-    async def kill_node(self, node: Node, chance: random.Random) -> None:
-        node.kill()
-        await asyncio.sleep(chance.uniform(0.0, 5.0))
-        node.start()
-        await asyncio.to_thread(self.cluster.wait)
-
-    async def pause_node(self, node: Node, chance: random.Random) -> None:
-        node.pause()
-        await asyncio.sleep(chance.uniform(0.5, 9.0))
-        node.resume()
-        await asyncio.to_thread(self.cluster.wait)
-
-    async def kill_broker(self) -> None:
-        """Kill a broker. The other serves, as the coordinator if that was killed; the killed one starts again."""
-        number = await self.serving()
-        self._brokers[number].process.kill()
-        self._brokers[number].process.communicate()
-        assert await self.serving() != number
-        self._brokers[number] = self._started(number)
-
-    async def pause_broker(self, chance: random.Random) -> None:
-        """Pause a broker, at times so long that the other takes over from it. The paused one must notice it."""
-        process = self._brokers[await self.serving()].process
-        process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(chance.uniform(0.5, 20.0))
-        process.send_signal(signal.SIGCONT)
-
-    async def fault(self, chance: random.Random) -> str:
-        """Let one fault happen and end. Returns its name."""
-        name = chance.choice(FAULTS)
-        if name == "kill broker":
-            await self.kill_broker()
-        elif name == "pause broker":
-            await self.pause_broker(chance)
+    async def _fail_node(self, what: str, node: Node, chance: random.Random) -> None:
+        if what == "kill":
+            node.kill()
+            await asyncio.sleep(chance.uniform(0.0, 5.0))
+            node.start()
         else:
-            what, which = name.split()
-            node = await asyncio.to_thread(self.leader if which == "leader" else self.cluster.controller)
-            await (self.kill_node if what == "kill" else self.pause_node)(node, chance)
-        return name
+            node.pause()
+            await asyncio.sleep(chance.uniform(0.5, 9.0))
+            node.resume()
+        await asyncio.to_thread(self.cluster.wait)
+
+    async def _fail_broker(self, what: str, number: int, chance: random.Random) -> None:
+        """Kill a broker and start it again, or pause it, at times so long that the other takes over from it and it has to notice."""
+        process = self._brokers[number].process
+        if what == "kill":
+            process.kill()
+            process.communicate()
+            await asyncio.sleep(chance.uniform(0.0, 8.0))
+            self._brokers[number] = self._started(number)
+        else:
+            process.send_signal(signal.SIGSTOP)
+            await asyncio.sleep(chance.uniform(0.5, 15.0))
+            process.send_signal(signal.SIGCONT)
+
+    async def fault(self, name: str, chance: random.Random) -> None:
+        """Let one fault happen and end."""
+        what, which = name.split()
+        if which in ("coordinator", "other"):
+            coordinator = await self.coordinator()
+            await self._fail_broker(what, coordinator if which == "coordinator" else 1 - coordinator, chance)
+        else:
+            await self._fail_node(what, await asyncio.to_thread(self.leader if which == "leader" else self.cluster.controller), chance)
 
 
-FAULTS: Final = ("kill leader", "pause leader", "kill controller", "pause controller", "kill broker", "pause broker")
-
-
-def stored(cluster: Cluster, topic: str) -> list[list[int]]:
+def stored(cluster: Cluster, topic: str, partitions: int) -> list[list[int]]:
     """Return the committed values of each partition, read by Kafka's own client."""
     settings = {"bootstrap.servers": cluster.bootstrap, "group.id": "verification", "isolation.level": "read_committed", "log_level": 0}
     consumer = Consumer({**settings, "enable.auto.commit": False, "enable.partition.eof": True})
     found = []
-    for partition in range(PARTITIONS):
+    for partition in range(partitions):
         consumer.assign([TopicPartition(topic, partition, 0)])
         values: list[int] = []
         while (message := consumer.poll(60.0)) is not None:
@@ -216,11 +171,13 @@ class Verdict:
     doubled: int = 0
     reordered: int = 0
     refused_but_stored: int = 0
+    undelivered: int = 0
+    unsettled: int = 0
 
 
-def judge(ledgers: list[Ledger], found: list[list[int]]) -> Verdict:
+def judge(ledgers: Sequence[Ledger], found: Sequence[Sequence[int]], *, undelivered: int = 0, unsettled: int = 0) -> Verdict:
     """Compare the ledgers with the log."""
-    verdict = Verdict()
+    verdict = Verdict(undelivered=undelivered, unsettled=unsettled)
     for ledger, values in zip(ledgers, found, strict=True):
         counted = Counter(values)
         verdict.acknowledged += len(ledger.acknowledged)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import count, product
 from typing import NamedTuple, cast
 
@@ -16,6 +17,7 @@ import pytest
 import headrace
 from headrace.access.access import Access, AccessSettings, Mode
 from headrace.access.administration import Caller
+from headrace.access.policy import Effect, Grant, Match, Rule
 from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.clients.blipmq.client import BlipMqClient
 from headrace.clients.connect import Connecting
@@ -27,6 +29,7 @@ from headrace.errors import LoginFailed, NotCoordinator
 from headrace.flight.client import FlightClient, Servers
 from headrace.kafka_server import Cluster
 from tests.access.harness import quick_passwords
+from tests.conftest import Proof
 from tests.kafka.test_protocols import read_by_kafka
 from tests.protocols.peers import API_KEY, DIALECTS, PEERS, QUIC, WAIT_SECONDS, Broker, Peer, serving
 from tests.protocols.test_matrix import values_for, write
@@ -34,6 +37,16 @@ from tests.server.test_handover import OWNED
 
 NAMES = count()
 VOICES = PEERS + QUIC
+
+
+NEW_TOPIC_REQUESTS: tuple[Callable[[FlyMqClient, str], Awaitable[object]], ...] = (
+    lambda client, topic: client.describe_topic(topic),
+    lambda client, topic: client.commit(topic, 0, group="g"),
+    lambda client, topic: client.committed(topic, group="g"),
+    lambda client, topic: client.subscribe(topic, group="g"),
+    lambda client, topic: client.publish_delayed(topic, b"x", delay_ms=600_000),
+)
+"""Requests for a topic that was created through another broker."""
 
 
 class Brokers(NamedTuple):
@@ -118,6 +131,9 @@ async def test_a_topic_is_known_to_the_other_broker_as_soon_as_it_is_created(
                 await write(here, reader, topic, [b"a"])
                 async with following(reader, topic, there) as subscription:
                     assert (await anext(subscription)).value == b"a"
+            async with flymq(there) as requester:
+                for request in NEW_TOPIC_REQUESTS:
+                    await request(requester, await create(here))
             with FlightClient(Servers.parse(address(there, "flight"))) as client:
                 described, written = await create(here), await create(here)
                 assert len((await asyncio.to_thread(client.describe, [described]))[described].partitions) == 1
@@ -257,8 +273,9 @@ def now() -> int:
     return time.time_ns() // 1_000_000
 
 
-async def test_logins_and_rules_on_every_broker_are_those_of_the_coordinator(kafka: Cluster) -> None:
-    settings = KafkaSettings(kafka.bootstrap, prefix="logins.", refresh_ms=100)
+async def test_logins_and_rules_on_every_broker_are_those_of_the_coordinator(kafka: Cluster, proof: Proof) -> None:
+    """The interval of the refresh is so long that only the long polls tell the other broker what has changed."""
+    settings = KafkaSettings(kafka.bootstrap, prefix="logins.", refresh_ms=60_000)
     enforced = AccessSettings(Mode.ENFORCED)
     engines = [KafkaEngine(settings, clock=now) for _ in range(2)]
     accesses = [
@@ -274,15 +291,27 @@ async def test_logins_and_rules_on_every_broker_are_those_of_the_coordinator(kaf
 
         async def reaches(condition: Callable[[], bool]) -> None:
             while not condition():  # noqa: ASYNC110  # the change comes through Kafka
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.005)
 
         await reaches(lambda: "ann" in other.policy.users)
         who = await other.log_in("ann", "a long password", caller)
         assert other.authorize(who, Action.READ, Resource("topic", "t"))
         with pytest.raises(NotCoordinator):
             await other.administration.create_user(root, "bob", "a long password", [])
+
+        def is_denied() -> bool:
+            return not other.authorize(who, Action.READ, Resource("topic", "t"))
+
+        delays: list[float] = []
+        denial = Rule("user:ann", Effect.DENY, Grant(frozenset((Action.READ,)), "topic", Match.LITERAL, "t"))
+        for change, is_allowed in [(owner.administration.add_rule, False), (owner.administration.remove_rule, True)] * 5:
+            await change(root, denial)
+            changed_at = time.monotonic()
+            await reaches(partial(other.authorize, who, Action.READ, Resource("topic", "t")) if is_allowed else is_denied)
+            delays.append(time.monotonic() - changed_at)
+        proof("ms at most until another broker obeyed a changed rule", round(1000 * max(delays)))
         await owner.administration.delete_user(root, "ann")
-        await reaches(lambda: not other.authorize(who, Action.READ, Resource("topic", "t")))
+        await reaches(is_denied)
         with pytest.raises(LoginFailed):
             await other.log_in("ann", "a long password", caller)
         for engine, access in zip(engines, accesses, strict=True):

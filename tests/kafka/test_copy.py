@@ -1,8 +1,11 @@
-"""`headrace copy` from a data directory to Kafka and back: records, groups, schemas, users; again after an interruption."""
+"""`headrace copy` from a data directory to Kafka and back: records, groups, schemas, users; again after it was killed."""
 
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,11 @@ import pytest
 import headrace as api
 from headrace.kafka_server import Cluster
 from tests.cli.shell import headrace
-from tests.cli.test_copy import everything, fill, flight, rows
+from tests.cli.test_copy import everything, fill
 from tests.spark.serving import FlightBroker
+from tests.test_programs import wait_gone
+
+WAIT_SECONDS = 300
 
 
 @pytest.fixture
@@ -58,28 +64,68 @@ def check(broker: FlightBroker) -> None:
     assert headrace("pub", "checked", "no object", "--server", broker.tcp).code == 7, "the schema is required"
 
 
-def test_everything_moves_to_kafka_and_back_and_an_interrupted_copy_continues(kafka: Cluster, prefix: str, tmp_path: Path) -> None:
+KILLED = """
+import itertools, os, signal, sys
+from headrace.arrow import copying
+from headrace.cli import copying_places, main
+from headrace.flight.client import FlightClient
+
+copying.BATCH_ROWS_MAX, copying.PUT_BYTES_MAX = 32, 1
+append, puts, started = FlightClient.append, itertools.count(1), copying_places.started
+
+def half(batches):
+    for batch in batches:
+        yield batch.slice(0, 16)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def tell(*arguments, **options):
+    process = started(*arguments, **options)
+    print(process.pid, flush=True)
+    return process
+
+FlightClient.append = lambda self, topic, batches, **place: append(self, topic, half(batches) if next(puts) == 6 else batches, **place)
+copying_places.started = tell
+main()
+"""
+"""A copy that is killed in its sixth append of 32 records, which is the second of partition 1, when half of that is sent."""
+
+
+def kill_copy(source: str | Path, target: str | Path) -> None:
+    """Copy, be killed in the middle, and wait until the brokers that the copy had started have ended too."""
+    command = [sys.executable, "-c", KILLED, "copy", "--from", str(source), "--to", str(target)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=WAIT_SECONDS, check=False)
+    assert done.returncode == -signal.SIGKILL
+    processes = [int(line) for line in done.stdout.splitlines()]
+    assert len(processes) == 2
+    for process in processes:
+        wait_gone(process)
+
+
+def check_resumed(found: dict[str, tuple[int, int, bool]]) -> None:
+    """Expect that the killed copy had 100 records of partition 0 and 32 to 48 of partition 1."""
+    records, added, verified = found["moved"]
+    assert (records, verified) == (200, True) and 52 <= added <= 68
+
+
+def test_a_copy_to_kafka_and_one_back_that_are_killed_continue_and_everything_is_there_once(
+    kafka: Cluster, prefix: str, tmp_path: Path
+) -> None:
     on_kafka = f"kafka://{kafka.bootstrap}"
     with FlightBroker(tmp_path / "source") as source:
         fill(source, "moved")
         settle(source, tmp_path)
         wanted = everything(source, "moved")
         assert source.stop()[0] == 0
+    kill_copy(source.data, on_kafka)
+    check_resumed(copied(source.data, on_kafka))
     engine = ("--engine", "kafka", "--set", f"kafka.bootstrap={kafka.bootstrap}", "--set", f"kafka.prefix={prefix}")
     with FlightBroker(tmp_path / "kafka", *engine, code="") as target:
-        # As an interrupted copy leaves it: one partition has some records, the other none.
-        with flight(target) as client:
-            client.create_topic("moved", 2)
-            client.append("moved", [rows(0, 30)], partition=0)
-        assert target.stop()[0] == 0
-    assert copied(source.data, on_kafka) == {"checked": (0, 0, True), "moved": (200, 170, True)}
-    assert copied(source.data, on_kafka)["moved"] == (200, 0, True)
-    with FlightBroker(tmp_path / "again", *engine, code="") as target:
         assert everything(target, "moved") == wanted
         check(target)
         assert target.stop()[0] == 0
     back = tmp_path / "back"
-    assert copied(on_kafka, back) == {"checked": (0, 0, True), "moved": (200, 200, True)}
+    kill_copy(on_kafka, back)
+    check_resumed(copied(on_kafka, back))
     with FlightBroker(tmp_path / "last", data=back) as embedded:
         assert everything(embedded, "moved") == wanted
         check(embedded)

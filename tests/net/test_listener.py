@@ -12,10 +12,11 @@ from typing import cast
 import pytest
 
 from headrace.limits import END_LINES_PER_MINUTE_MAX, OUTPUT_HIGH_WATER_BYTES
-from headrace.net.connection import Connection, _BorrowedSocket
+from headrace.net.connection import Connection
 from headrace.net.counters import LINE_KEYS_MAX, REASONS_MAX, LineLimit, NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.protocol import ServedProtocol, Sniff, choose
+from headrace.net.sockets import BorrowedSocket
 from headrace.sessions.contract import Link
 from tests.net.polling import WAIT_SECONDS, until
 from tests.net.proxy import FaultProxy
@@ -128,26 +129,21 @@ async def test_small_answers_are_not_delayed_and_dead_machines_are_found_out() -
 def test_a_borrowed_socket_leaves_its_descriptor_open() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        borrowed = _BorrowedSocket(ours.family, ours.type, ours.proto, fileno=ours.fileno())
+        borrowed = BorrowedSocket(ours.family, ours.type, ours.proto, fileno=ours.fileno())
         assert borrowed.getsockopt(socket.SOL_SOCKET, socket.SO_TYPE) == socket.SOCK_STREAM
         del borrowed
         ours.sendall(b"x")
         assert theirs.recv(1) == b"x"
 
 
-class _RecordedSocket:
+class _RecordedSocket(BorrowedSocket):
     """Records the options that are set."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._socket = sock
-        self.options: list[tuple[int, int, int]] = []
+    options: list[tuple[int, int, int]]
 
-    def setsockopt(self, level: int, option: int, value: int) -> None:
-        self._socket.setsockopt(level, option, value)
+    def setsockopt(self, level: int, option: int, value: int) -> None:  # type: ignore[override]  # the only form that is used
+        super().setsockopt(level, option, value)
         self.options.append((level, option, value))
-
-    def detach(self) -> None:
-        self._socket.detach()
 
 
 class _Quiet(Echo):
@@ -170,8 +166,8 @@ async def test_input_without_a_reply_is_acknowledged_at_once() -> None:
         assert await reader.readexactly(6) == b"first?"
         session = sessions.opened[0]
         connection = cast(Connection, session.link)
-        assert connection._socket is not None
-        recorded = connection._socket = _RecordedSocket(connection._socket)  # type: ignore[assignment]  # a recorder
+        recorded = connection._socket = _RecordedSocket.of(connection._transport)
+        recorded.options = []
         writer.write(b"x")
         await session.until(lambda: session.received.endswith(b"?x"))
         assert recorded.options == [quick]

@@ -42,6 +42,12 @@ class Principal:
         # Every request looks up a cache by its principal. Few principals share a name.
         return hash(self.name)
 
+    def __eq__(self, other: object) -> bool:
+        # Each connection has its own principal, and they meet in the same caches. The generated method creates two tuples.
+        if not isinstance(other, Principal):
+            return NotImplemented
+        return self.name == other.name and self.protocol == other.protocol and self.credential == other.credential
+
 
 class Action(StrEnum):
     """The requested operation."""

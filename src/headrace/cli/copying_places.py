@@ -112,7 +112,9 @@ def _started(name: str, *arguments: str) -> Iterator[Broker]:
     with tempfile.TemporaryDirectory(prefix="headrace-copy-") as scratch:
         ready, log = Path(scratch) / "ready.json", Path(scratch) / "broker.log"
         listen = ["--listen", "127.0.0.1:0", "--listen-flight", "127.0.0.1:0", "--ready-file", str(ready)]
-        process = started([sys.executable, "-m", "headrace", "serve", *arguments, *listen], log, {"HEADRACE__LISTEN__QUIC": ""})
+        # A broker that outlived a killed copy would hold the directory, and might append while the next copy counts what is there.
+        command = [sys.executable, "-m", "headrace.programs", "headrace", "serve", *arguments, *listen]
+        process = started(command, log, {"HEADRACE__LISTEN__QUIC": ""}, is_tied=True)
         try:
             deadline = time.monotonic() + READY_SECONDS_MAX
             while not ready.exists():

@@ -6,6 +6,7 @@ A forwarded call has a header, and the broker that receives it never forwards it
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -17,6 +18,7 @@ from pyarrow import flight
 
 from headrace.errors import LoginFailed, Unavailable
 from headrace.flight.errors import broker_error
+from headrace.flight.sockets import shut
 from headrace.limits import FLIGHT_TOKENS_MAX, RELAY_CONNECT_SECONDS_MAX, RELAY_RETRY_SECONDS, RELAY_WAIT_SECONDS_MAX
 
 T = TypeVar("T")
@@ -44,6 +46,21 @@ class Forwarding:
     def close(self) -> None:
         with self._lock:
             self._drop()
+
+    def coordinator_changed(self) -> None:
+        """End the connection to a former coordinator. One that is paused or whose machine is lost would never answer its calls, and pyarrow
+        cannot cancel them. Resolves a name, so it must not run on the event loop."""
+        with self._lock:
+            former = "" if self._client is None else self._client[0]
+            if not former or former == self._location():
+                return
+            self._drop()
+        host, _, port = former.partition("://")[2].rpartition(":")
+        try:
+            found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+        except OSError:
+            return  # the name is gone; the calls end with their connection
+        shut(None, {(str(place[0]), int(place[1])) for *_, place in found})
 
     def ready(
         self, bearer: str, login: tuple[str, str] | None, is_coordinator: Callable[[], bool], *, may_connect: bool

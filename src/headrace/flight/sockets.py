@@ -24,8 +24,8 @@ def cut_all(port: int) -> int:
     return shut(port, None)
 
 
-def shut(port: int, wanted: Set[Address] | None) -> int:
-    """Close the connections of these peers (None: of all) to this local port. Return how many there were."""
+def shut(port: int | None, wanted: Set[Address] | None) -> int:
+    """Close the connections of these peers (None: of all) to this local port (None: to any). Return how many there were."""
     count = 0
     for name in os.listdir("/dev/fd"):
         found_socket = _socket_of(int(name))
@@ -33,7 +33,7 @@ def shut(port: int, wanted: Set[Address] | None) -> int:
             continue
         with found_socket:
             found = _ends(found_socket)
-            if found is not None and found[1] == port and (wanted is None or found[0] in wanted):
+            if found is not None and port in (None, found[1]) and (wanted is None or found[0] in wanted):
                 count += _is_shut(found_socket)
     return count
 

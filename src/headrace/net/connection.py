@@ -24,6 +24,7 @@ from headrace import limits
 from headrace.net.counters import AdmissionLimits, NetCounters, Slot, admit, log_in
 from headrace.net.protocol import ServedProtocol, Sniff, choose
 from headrace.net.relay import PREFACE
+from headrace.net.sockets import BorrowedSocket
 from headrace.net.tls import HANDSHAKE_BYTE, HANDSHAKE_FAILURE, Tls, TlsRefused, TlsStream
 from headrace.sessions.contract import FramedSession
 
@@ -35,16 +36,6 @@ _QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
 """Linux only. The kernel clears the option by itself, so it is set again after each read."""
 READ_BYTES_A_TURN: Final = 128 * limits.KIB
 """A connection that delivers this much in one read is read again in the next turn of the loop."""
-_TCP_ESTABLISHED, _TCP_SYN_RECEIVED = 1, 3
-"""Linux TCP states in which the peer may still send."""
-_SOCKET_OPTIONS: Final = (
-    (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-    # The kernel detects a dead peer machine within two minutes.
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,28 +92,15 @@ class ListenerContext(Protocol):
     def left(self, connection: Connection) -> None: ...
 
 
-class _BorrowedSocket(socket.socket):
-    """A socket object for the descriptor of a transport, which alone closes it. That of uvloop takes 8 µs to set an option, because it
-    creates a socket object each time."""
-
-    @classmethod
-    def of(cls, transport: asyncio.Transport) -> _BorrowedSocket:
-        own = transport.get_extra_info("socket")
-        return cls(own.family, own.type, own.proto, fileno=own.fileno())
-
-    def __del__(self) -> None:
-        self.detach()
-
-
-class Connection(asyncio.Protocol):
-    """A `Peer` for its protocol and a `Link` for its session."""
+class Connection:
+    """A `Peer` for its protocol and a `Link` for its session. An `asyncio.Protocol`, but not by inheritance, which mypyc rejects."""
 
     def __init__(self, listener: ListenerContext) -> None:
         self._listener = listener
         self._limits, self._counters = listener.limits, listener.counters
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
-        self._socket: _BorrowedSocket | None = None
+        self._socket: BorrowedSocket | None = None
         """None before the connection is made and after it is lost."""
         self._host = self.peer = self.local = "unknown"
         self._tls: TlsStream | None = None
@@ -174,20 +152,20 @@ class Connection(asyncio.Protocol):
         self.local = written(transport.get_extra_info("sockname"))
         self._counters.enter(self._host)
         self._listener.entered(self)
-        self._socket = _BorrowedSocket.of(transport)
-        for level, option, value in _SOCKET_OPTIONS:
-            self._socket.setsockopt(level, option, value)
+        self._socket = BorrowedSocket.of(transport)
+        self._socket.set_options()
         transport.set_write_buffer_limits(self._limits.output_high_water_bytes, self._limits.output_low_water_bytes)
         if self._limits.handshake_seconds:
             self._timer = self._loop.call_later(self._limits.handshake_seconds, self._handshake_timed_out)
 
     def data_received(self, data: bytes) -> None:
-        self._counters.bytes_in += len(data)
+        size_bytes = len(data)
+        self._counters.bytes_in += size_bytes
         if self._reason is not None:
             return
-        if self._tls is None and self._session is None and not self._first and not self._detect_tls(data):
+        if self._session is None and self._tls is None and not self._first and not self._detect_tls(data):
             return
-        if len(data) >= READ_BYTES_A_TURN and not self._pauses and not self._peer_finished:
+        if size_bytes >= READ_BYTES_A_TURN and not self._pauses and not self._peer_finished:
             # More is waiting, and libuv reads up to 32 times in a turn. The other connections come first.
             self._transport.pause_reading()
             self._loop.call_soon(self._read_on)
@@ -219,6 +197,9 @@ class Connection(asyncio.Protocol):
         self._abort_after_linger()
         self._session.closing()
         return True
+
+    def pause_writing(self) -> None:
+        """Nothing to do: `send` and `unsent_bytes` look at the size of the buffer."""
 
     def resume_writing(self) -> None:
         self._largest_unsent = 0
@@ -252,14 +233,15 @@ class Connection(asyncio.Protocol):
     # `Link`: called by the session.
 
     def send(self, frames: bytes) -> None:
-        if self._reason is not None or self._transport.is_closing():
+        transport = self._transport
+        if self._reason is not None or transport.is_closing():
             return
         if self._tls is not None:
             frames = self._tls.send(frames)
         self._counters.bytes_out += len(frames)
-        self._transport.write(frames)
+        transport.write(frames)
         self._has_sent = True
-        unsent_bytes = self._transport.get_write_buffer_size()
+        unsent_bytes = transport.get_write_buffer_size()
         if unsent_bytes > limits.OUTPUT_FREE_BYTES:
             self._largest_unsent = max(self._largest_unsent, len(frames))
             self._counters.output.update(self, self.kept_bytes, self._limits.output_total_bytes_max)
@@ -326,7 +308,8 @@ class Connection(asyncio.Protocol):
         unsent_bytes = self._transport.get_write_buffer_size()
         if unsent_bytes > limits.OUTPUT_HIGH_WATER_BYTES or self._is_admin:
             return unsent_bytes
-        if self._counters.output.must_wait(self, unsent_bytes, self._limits.output_total_bytes_max):
+        output = self._counters.output
+        if output.unsent_bytes and output.must_wait(self, unsent_bytes, self._limits.output_total_bytes_max):
             return limits.OUTPUT_HIGH_WATER_BYTES + 1
         return unsent_bytes
 
@@ -353,13 +336,7 @@ class Connection(asyncio.Protocol):
     def has_peer_left(self) -> bool:
         if self._peer_finished or self._reason is not None or self._transport.is_closing():
             return True
-        if not hasattr(socket, "TCP_INFO") or self._socket is None:
-            return False
-        try:
-            state = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
-        except OSError:
-            return False
-        return state not in (_TCP_ESTABLISHED, _TCP_SYN_RECEIVED)
+        return self._socket is not None and self._socket.has_peer_left
 
     # `Peer`: called by the protocol. (`local` is an attribute.)
 

@@ -13,7 +13,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 from headrace.limits import ACCEPT_PAUSE_SECONDS
 from headrace.net.connection import Connection, NetLimits, written
@@ -159,10 +159,13 @@ class Listener:
         listener = cls(protocols, limits, NetCounters() if counters is None else counters, tls)
         listening = listening_socket(host, port)
         listener._bound = listening.getsockname()[:2]
-        listener._acceptor = Acceptor(listening, lambda: Connection(listener), listener.counters, limits.connections_max)
+        listener._acceptor = Acceptor(listening, listener._connect, listener.counters, limits.connections_max)
         listener._acceptor.start()
         listener._schedule_check()
         return listener
+
+    def _connect(self) -> asyncio.Protocol:
+        return cast(asyncio.Protocol, Connection(self))
 
     @property
     def host(self) -> str:

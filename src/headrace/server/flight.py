@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections import Counter
 from collections.abc import Callable
@@ -29,13 +30,14 @@ class FlightEndpoints:
         self._broker, self._access = broker, access
         self._opened: list[Endpoint] = []
         chosen = config.tls
+        self._forwarding = Forwarding(lambda: location(coordinator()), _content(chosen.ca))
         self._settings = EndpointSettings(
             principal=config.flight.principal,
             certificate=_content(chosen.certificate),
             key=_content(chosen.key),
             client_ca=_content(chosen.client_ca),
             report=report,
-            forwarding=Forwarding(lambda: location(coordinator()), _content(chosen.ca)),
+            forwarding=self._forwarding,
             connections=ConnectionLimits(connections_max, config.limits.connections_per_ip),
         )
 
@@ -53,6 +55,10 @@ class FlightEndpoints:
         endpoint = await Endpoint.open(host, port, self._broker, self._access, self._settings)
         self._opened.append(endpoint)
         return endpoint
+
+    def coordinator_changed(self) -> None:
+        """End the calls that wait for a former coordinator."""
+        asyncio.get_running_loop().run_in_executor(None, self._forwarding.coordinator_changed)
 
     def calls(self) -> tuple[int, int, Counter[str]]:
         """Return the calls in progress, those since the start, and the failed ones by error code, on all endpoints."""

@@ -136,6 +136,8 @@ class Server:
         self._is_draining = False
         self._close_traces: Callable[[], None] = lambda: None
         self._flight_calls: Callable[[], tuple[int, int, Counter[str]]] = lambda: (0, 0, Counter())
+        self._end_forwarded: Callable[[], None] = lambda: None
+        """Ends Flight calls that were passed on to a former coordinator."""
         self._opened: list[Opened] = []
         self._protocols: Protocols | None = None
         self._tls: Tls | None = None
@@ -199,13 +201,18 @@ class Server:
         relays = Relays(
             self._counters, is_coordinator=lambda: self._broker.is_coordinator, place_of=self._coordinator_place, context=lambda: context
         )
-        self._engine.ownership.moved = relays.coordinator_changed
+        self._engine.ownership.moved = self._coordinator_changed
         return relays
 
     def _coordinator_place(self, protocol: str) -> Place | None:
         """Return the coordinator's listener for a protocol; None if it is unknown or that of this broker."""
         found = self._engine.ownership.listeners.get(protocol, "")
         return None if found == self._places.get(protocol) else Place.parse(found)
+
+    def _coordinator_changed(self) -> None:
+        if self._relays is not None:
+            self._relays.coordinator_changed()
+        self._end_forwarded()
 
     def _gain(self) -> None:
         self._taking_over = asyncio.get_running_loop().create_task(self._take_over())
@@ -225,8 +232,7 @@ class Server:
             return
         if password is not None:
             print(f"created the user admin, password shown this once:  {password}", flush=True)
-        if self._relays is not None:
-            self._relays.coordinator_changed()
+        self._coordinator_changed()
         _log.info("this broker is the coordinator now")
 
     def _lose(self) -> None:
@@ -436,6 +442,7 @@ class Server:
         except OSError as failure:
             raise StartFailed(f"TLS: {failure.filename}: {failure.strerror}") from None
         self._flight_calls = endpoints.calls
+        self._end_forwarded = endpoints.coordinator_changed
         return await self._open_all("flight", self._config.listen.flight, endpoints.listen, ("flight",), endpoints.encryption)
 
     def _trace(self) -> None:

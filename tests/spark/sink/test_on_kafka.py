@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,20 +51,32 @@ def test_a_batch_that_is_written_again_after_both_were_lost_is_in_kafka_once(spa
     assert values(kafka, "spark.out") == Counter([b"one", b"two", b"three", b"four"])
 
 
-def test_a_query_that_begins_at_a_broker_without_the_tables_goes_on_when_the_coordinator_is_killed(
+def test_a_query_that_writes_through_another_broker_goes_on_when_the_coordinator_is_killed_in_a_batch(
     spark: SparkSession, kafka: Cluster, tmp_path: Path
 ) -> None:
+    """The query knows one address, which is not that of the coordinator: its calls are passed on."""
+    from pyspark.sql.functions import udf
+
     engine = ["--engine", "kafka", "--set", f"kafka.bootstrap={kafka.bootstrap}", "--set", "kafka.prefix=pair."]
     with FlightBroker(tmp_path / "first", *engine) as first, FlightBroker(tmp_path / "second", *engine) as second:
-        servers = {"kafka.bootstrap.servers": f"{second.address},{first.address}"}
+        coordinator = first.process.pid
+
+        def fatal(value: str) -> str:
+            """Kill the coordinator while a task sends its rows there."""
+            import os
+
+            if value == "three":
+                os.kill(coordinator, 9)
+            return value
+
         with FlightClient(Servers.parse(second.address)) as client:
             client.create_topic("out", 2)
         copying = Copying(spark, second, tmp_path)
         copying.feed("one", "two")
-        copying.feed("three")
-        copying.run(None, topic="out", **servers)
-        first.process.kill()
+        copying.feed("two and a half", "three", "three and a half")
+        copying.run(copying.lines().select(udf(lambda value: fatal(value))("value").alias("value")), topic="out")
+        assert first.process.wait(WAIT_SECONDS) == -signal.SIGKILL
         copying.forget(1)
         copying.feed("four")
-        copying.run(None, topic="out", **servers)
-    assert values(kafka, "pair.out") == Counter([b"one", b"two", b"three", b"four"])
+        copying.run(topic="out")
+    assert values(kafka, "pair.out") == Counter([b"one", b"two", b"two and a half", b"three", b"three and a half", b"four"])

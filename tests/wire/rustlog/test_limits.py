@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 
 import pytest
 
@@ -62,19 +63,19 @@ def test_offsets_for_the_most_records_fit_a_json_reply() -> None:
 
 
 @pytest.mark.parametrize(
-    "frame",
+    "claim",
     [
-        bytes.fromhex("00a00000 01"),
-        framed(bytes.fromhex("01 0001 74 00000000 0003d090 00000000")),
-        framed(bytes.fromhex("01 0001 74 00000000 00000001 ffffffff")),
-        framed(b'{"Produce":{"topic":"t","partition":0,"records":[' + b"[]," * 3_000_000 + b"[]]}}"),
-        framed(b"{" + b",".join(b'"k%d":0' % index for index in range(800_000)) + b"}"),
-        framed(b"[" + b"{}," * 3_000_000 + b"{}]"),
+        lambda: bytes.fromhex("00a00000 01"),
+        lambda: framed(bytes.fromhex("01 0001 74 00000000 0003d090 00000000")),
+        lambda: framed(bytes.fromhex("01 0001 74 00000000 00000001 ffffffff")),
+        lambda: framed(b'{"Produce":{"topic":"t","partition":0,"records":[' + b"[]," * 3_000_000 + b"[]]}}"),
+        lambda: framed(b"{" + b",".join(b'"k%d":0' % index for index in range(800_000)) + b"}"),
+        lambda: framed(b"[" + b"{}," * 3_000_000 + b"{}]"),
     ],
     ids=["length", "count", "record size", "arrays", "members", "objects"],
 )
-def test_a_claim_takes_no_memory(frame: bytes) -> None:
-    decoder = RequestDecoder()
+def test_a_claim_takes_no_memory(claim: Callable[[], bytes]) -> None:
+    frame, decoder = claim(), RequestDecoder()
     tracemalloc.start()
     try:
         answers = decoder.feed(frame)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
+from aiokafka.client import CoordinationType
 from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from headrace.engine.contract import Ack
@@ -30,6 +31,8 @@ class Producer:
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner
+        self._group_coordinators: dict[str, int] = {}
+        """Numbers of Kafka nodes."""
         self.is_doubtful = False
         """Whether a request had no answer. After that, a transactional producer must be replaced: Kafka may still receive the request, and
         it could end a later transaction of the same epoch."""
@@ -120,9 +123,19 @@ class Producer:
         await self._inner.begin_transaction()
 
     async def commit_offsets(self, group: str, places: Mapping[tuple[str, int], tuple[int, str]]) -> None:
-        """Commit the offsets of a group as part of the transaction."""
+        """Commit the offsets of a group as part of the transaction.
+
+        The library adds only the first group to a transaction, and sends the offsets of all groups to the coordinator of the first. Kafka
+        refuses those of the others, which would fail the whole transaction.
+        """
         offsets = {TopicPartition(*place): OffsetAndMetadata(*committed) for place, committed in places.items()}
+        self._inner._txn_manager._txn_consumer_group = None
+        coordinators = self._inner._sender._coordinators
+        coordinators.pop(CoordinationType.GROUP, None)
+        if group in self._group_coordinators:
+            coordinators[CoordinationType.GROUP] = self._group_coordinators[group]
         await self._inner.send_offsets_to_transaction(offsets, group)
+        self._group_coordinators[group] = coordinators[CoordinationType.GROUP]
 
     async def commit(self) -> None:
         await self._inner.commit_transaction()

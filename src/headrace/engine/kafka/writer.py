@@ -46,7 +46,7 @@ _BATCH_BYTES: Final = 1 * MIB
 _TRANSACTION_APPENDS_MAX: Final = 500
 _TRANSACTION_BYTES_MAX: Final = 32 * MIB
 _TRANSACTION_MS: Final = 10_000
-"""Time after which Kafka aborts a transaction of a broker that is not the owner: if it is killed, nobody else ends it, and readers wait."""
+"""Time after which Kafka aborts a transaction of a broker that is not the owner. If it is killed, no other ends it, and readers wait."""
 _OWNER_TRANSACTION_MS: Final = 60_000
 """The same for the owner, whose transaction the next owner aborts at once. The owner gives up the tables when Kafka does so."""
 _RECONCILE_SECONDS: Final = 0.2

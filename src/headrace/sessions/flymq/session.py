@@ -298,6 +298,8 @@ class FlyMqSession(BaseSession[Step]):
                 self._inbox.extendleft(reversed(batch.commits() if isinstance(batch, CommitBatch) else batch.messages()))
             elif isinstance(batch, DelayedBatch) and isinstance(error, UnknownTopic | SchemaCheckPending):
                 self._start(self._delay_to_new_topic(batch))
+            elif isinstance(batch, CommitBatch) and isinstance(error, UnknownTopic):
+                self._start(self._commit_to_new_topic(batch))
             else:
                 self._reply(encode_failure(error_reply(error), self._dialect))
         return True
@@ -306,6 +308,12 @@ class FlyMqSession(BaseSession[Step]):
         try:
             await self._broker.ensure_topic(self._who, batch.topic)
             self._queue(await settled(lambda: stage_delayed(self._broker, self._who, batch)))
+        except BrokerError as error:
+            self._reply(encode_failure(error_reply(error), self._dialect))
+
+    async def _commit_to_new_topic(self, batch: CommitBatch) -> None:
+        try:
+            self._queue(await self._broker.with_new_topics(lambda: settled(lambda: stage_commits(self._broker, self._who, batch))))
         except BrokerError as error:
             self._reply(encode_failure(error_reply(error), self._dialect))
 
