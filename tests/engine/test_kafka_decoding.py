@@ -12,6 +12,7 @@ from aiokafka.record.memory_records import MemoryRecords
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.engine.kafka import codec
 from headrace.engine.kafka.codec import Decoded
 from headrace.engine.kafka.equal_sizes import EqualColumn, equal_records
 from headrace.errors import CorruptData
@@ -151,6 +152,21 @@ def test_a_damaged_byte_is_found_before_anything_is_decoded(place: int) -> None:
     content[place] ^= 1
     with pytest.raises(CorruptData, match="checksum"):
         Decoded(bytes(content), None, 0)
+
+
+def test_the_checksum_of_the_library_serves_where_there_is_no_faster_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codec, "CHECKSUMS_IN_C", False)
+    content = bytearray(encoded(plain(100)))
+    assert found_by_us(bytes(content)) == found_by_library(bytes(content))
+    content[-1] ^= 1
+    with pytest.raises(CorruptData, match="checksum"):
+        Decoded(bytes(content), None, 0)
+
+
+@pytest.mark.parametrize("length", [0, 4, 5, 48])
+def test_a_batch_without_a_whole_head_is_damaged(length: int) -> None:
+    with pytest.raises(CorruptData, match="expected at least 61 bytes"):
+        Decoded(bytes(8) + length.to_bytes(4, "big") + bytes(4) + b"\2" + bytes(100), None, 0)
 
 
 @given(st.data())

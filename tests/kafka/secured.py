@@ -28,14 +28,18 @@ _SECONDS: Final = 60.0
 
 
 def listener(folder: Path) -> dict[str, str]:
-    """Create certificates in `folder` and return the settings of the listener."""
+    """Create certificates in `folder` and return the settings of the listener, which asks clients for a certificate, too."""
     certificates.init(folder, ["127.0.0.1"], datetime.now(UTC))
+    certificates.client(folder, USER, datetime.now(UTC))
     both = folder / "server-with-key.pem"
     both.write_text((folder / "server.key").read_text() + (folder / "server.pem").read_text())
     scram = f"{_LOGIN}.scram.ScramLoginModule required;"
     return {
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(both),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(folder / "ca.pem"),
+        "ssl.client.auth": "required",
         "sasl.enabled.mechanisms": ",".join(name.upper() for name in MECHANISMS),
         "plain.sasl.jaas.config": f'{_LOGIN}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";',
         "scram-sha-256.sasl.jaas.config": scram,
@@ -63,4 +67,6 @@ def settings(cluster: Cluster, ca: Path, mechanism: str = "scram-sha-512") -> di
     """Return the keys of section `kafka`. The password is in the variable KAFKA_PASSWORD."""
     login = {} if mechanism == "oauthbearer" else {"user": USER}
     place = {"bootstrap": cluster.secured_bootstrap, "tls": "true", "tls_ca": str(ca)}
-    return {**place, "sasl": mechanism, "password": "env:KAFKA_PASSWORD", **login}
+    folder = cluster.nodes[0].folder.parent / "certificates"
+    certificate = {"tls_certificate": str(folder / f"{USER}.pem"), "tls_key": str(folder / f"{USER}.key")}
+    return {**place, **certificate, "sasl": mechanism, "password": "env:KAFKA_PASSWORD", **login}

@@ -75,3 +75,9 @@ def test_an_unknown_ca_is_named_at_the_start(kafka: Cluster, ca: Path, tmp_path:
     settings = secured.settings(kafka, tmp_path / "other" / "ca.pem")
     line = start_error(tmp_path, *arguments(settings), KAFKA_PASSWORD=secured.PASSWORD)
     assert f"Kafka at {kafka.secured_bootstrap} has a certificate that is not trusted; check kafka.tls_ca" in line
+
+
+def test_a_missing_client_certificate_is_named_at_the_start(kafka: Cluster, ca: Path, tmp_path: Path) -> None:
+    settings = {name: value for name, value in secured.settings(kafka, ca).items() if name not in ("tls_certificate", "tls_key")}
+    line = start_error(tmp_path, *arguments(settings), KAFKA_PASSWORD=secured.PASSWORD)
+    assert f"Kafka at {kafka.secured_bootstrap} refuses the client certificate, or the lack of one; check kafka.tls_certificate" in line

@@ -51,9 +51,9 @@ class Costs:
 
     broker_publish_us: float = 1.7
     """Headrace: decode, stage, send to Kafka, acknowledge."""
-    broker_read_us: float = 1.1
+    broker_read_us: float = 0.6
     """Headrace: fetch from Kafka, encode for a client."""
-    broker_flight_us: float = 1.2
+    broker_flight_us: float = 0.65
     """Headrace: fetch from Kafka, encode as Arrow."""
     broker_cores: float = 1.4
     """Cores that one broker can use: an event loop, and threads that work beside it."""

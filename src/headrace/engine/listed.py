@@ -140,7 +140,8 @@ class ListedBatch:
         return self._lists.offsets[self.start : self.stop]
 
     def values(self) -> list[bytes | None]:
-        return list(self._lists.values[self.start : self.stop])
+        found = self._lists.values[self.start : self.stop]
+        return found if isinstance(found, list) else list(found)
 
     def keys(self) -> list[bytes | None] | None:
         return None if self._lists.keys is None else list(self._lists.keys[self.start : self.stop])

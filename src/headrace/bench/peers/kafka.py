@@ -24,6 +24,7 @@ from headrace.kafka_server import Cluster, JarsUnavailable, KafkaFailed, jars
 BATCH_RECORDS: Final = 1_000
 BATCHES_IN_FLIGHT: Final = 16
 FETCH_BYTES: Final = 4 << 20
+READ_COMMITTED: Final = 1
 JAVA_SECONDS_MAX: Final = 600
 _TOPICS = count()
 _RATE: Final = re.compile(r"([\d.]+) records/sec")
@@ -108,20 +109,23 @@ def consume(cluster: Cluster, topic: str, records: int, tick: Tick | None = None
 
 
 async def _consume(cluster: Cluster, topic: str, records: int, tick: Tick | None) -> float:
+    from aiokafka.client import AIOKafkaClient
+    from aiokafka.protocol.fetch import FetchRequest
     from aiokafka.record.memory_records import MemoryRecords
+    from aiokafka.structs import TopicPartition
 
-    from headrace.engine.kafka.cluster import Cluster as Connection
-    from headrace.engine.kafka.settings import KafkaSettings
-
-    connection = Connection(KafkaSettings(cluster.bootstrap))
-    await connection.open()
+    client = AIOKafkaClient(bootstrap_servers=cluster.bootstrap)
+    await client.bootstrap()
     found = offset = 0
     try:
-        await connection.bounds([(topic, 0)])
+        await client.set_topics([topic])
+        node = client.cluster.leader_for_partition(TopicPartition(topic, 0))
+        await client.ready(node)
         began = time.perf_counter()
         while found < records:
-            answer = await connection.fetch(topic, 0, offset, bytes_max=FETCH_BYTES, wait_ms=500)
-            parsed = MemoryRecords(answer.content)
+            request = FetchRequest(500, 1, FETCH_BYTES, READ_COMMITTED, [(topic, [(0, offset, FETCH_BYTES)])])
+            content = (await client.send(node, request)).topics[0][1][0][-1]
+            parsed = MemoryRecords(content)
             while parsed.has_next():
                 batch = parsed.next_batch()
                 found += len([record.value for record in batch])
@@ -130,7 +134,7 @@ async def _consume(cluster: Cluster, topic: str, records: int, tick: Tick | None
                 tick(found)
         return time.perf_counter() - began
     finally:
-        await connection.close()
+        await client.close()
 
 
 def publish_with_java(cluster: Cluster, topic: str, records: int, value_bytes: int) -> float:

@@ -17,14 +17,14 @@ from typing import Any, Final, TypeVar
 from aiokafka import errors as kafka_errors
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.client import AIOKafkaClient
+from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import create_conn
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
 from aiokafka.structs import TopicPartition
 
+from headrace.engine.kafka.receiving import ViewFetchRequest, receive_frames
 from headrace.engine.kafka.settings import KafkaSettings
 from headrace.errors import BrokerError, InvalidRequest, NotAuthorized, RecordTooLarge, TopicExists, Unavailable
 
@@ -49,7 +49,8 @@ class FetchedPartition:
     """Offsets below it are committed."""
     first: int
     aborted: Sequence[tuple[int, int]] | None
-    content: bytes
+    content: bytes | memoryview
+    """Record batches, in the memory of the whole response."""
 
 
 class _OffsetDeleteResponse(Response):  # type: ignore[misc]  # the library has no types
@@ -138,6 +139,9 @@ class Cluster:
                 failure = other
                 if untrusted := getattr(other, "verify_message", ""):  # `ssl.SSLCertVerificationError`
                     return f"Kafka at {address} has a certificate that is not trusted; check kafka.tls_ca: {untrusted}"
+                if "CERTIFICATE" in (getattr(other.__cause__, "reason", "") or ""):  # `ssl.SSLError`
+                    advice = "check kafka.tls_certificate and kafka.tls_key"
+                    return f"Kafka at {address} refuses the client certificate, or the lack of one; {advice}: {other.__cause__}"
         return f"Kafka at {self._settings.bootstrap} does not answer: {_text(failure)}"
 
     async def close(self) -> None:
@@ -373,8 +377,10 @@ class Cluster:
         topics: dict[str, list[tuple[int, int, int]]] = {}
         for (topic, partition), offset in places.items():
             topics.setdefault(topic, []).append((partition, offset, bytes_max))
-        request = FetchRequest(wait_ms, 1, max(bytes_max, 1 << 20), _READ_COMMITTED, list(topics.items()))
+        request = ViewFetchRequest(wait_ms, 1, max(bytes_max, 1 << 20), _READ_COMMITTED, list(topics.items()))
         self.counters.requests["fetch"] += 1
+        if await client.ready(node):
+            receive_frames(client._conns[node, ConnectionGroup.DEFAULT])
         answer = await client.send(node, request)
         found: list[FetchedPartition] = []
         for topic, partitions in answer.topics:

@@ -33,14 +33,16 @@ _MAGIC: Final = 2
     | base offset| length | epoch  | magic | crc | 40 bytes  | records |     `length` counts what follows it, `crc` covers what follows it
     +------------+--------+--------+-------+-----+-----------+---------+
 
-The 40 bytes begin with attributes i16, last offset i32, first timestamp i64; they end with the number of records i32.
+The 40 bytes are attributes i16, last offset i32, first and highest timestamp i64, producer i64, its epoch i16, its sequence i32 and the
+number of records i32.
 """
-_LENGTH_START, _LENGTH_END, _CHECKED_START = 8, 12, 21
-_RECORDS_START: Final = 40
+_HEAD: Final = struct.Struct(">qiibIhiqqqhii")
+assert _HEAD.size == 61, "the drawing says 61"
+_MAGIC_AT, _LENGTH_START, _LENGTH_END, _CHECKED_START = 16, 8, 12, 21
+_RECORDS_START: Final = _HEAD.size - _CHECKED_START
 """In the bytes that the checksum covers."""
-_TIMES, _COUNT = struct.Struct(">h4xq"), struct.Struct(">i")
-_LOG_APPEND_TIME: Final = 8
-"""Attribute: the timestamps are those of the Kafka node, not of the records."""
+_COMPRESSION, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
+"""Attributes. With `_LOG_APPEND_TIME` the timestamps are those of the Kafka node, not of the records."""
 _TURN_BYTES: Final = 512 * KIB
 _OVERHEAD_BYTES: Final = 32
 """Bytes of a record besides key, value and headers, at most: lengths, deltas and attributes."""
@@ -76,12 +78,57 @@ def add_to(append: Callable[..., object], batch: RecordBatch, timestamps: Sequen
     )
 
 
+class _Encoded:
+    """One record batch of a Fetch response, with a copy of its bytes: the response is larger, and need not stay."""
+
+    __slots__ = ("attributes", "base_offset", "checked", "count", "first_timestamp", "front", "next_offset", "producer_id")
+
+    def __init__(self, content: bytes | memoryview) -> None:
+        """Raises `CorruptData`."""
+        if len(content) <= _MAGIC_AT or (content[_MAGIC_AT] == _MAGIC and len(content) < _HEAD.size):
+            raise CorruptData(f"Kafka record batch: expected at least {_HEAD.size} bytes, got {len(content)}")
+        self.front, self.checked = bytes(content[:_CHECKED_START]), bytes(content[_CHECKED_START:])
+        if content[_MAGIC_AT] == _MAGIC:
+            head = _HEAD.unpack_from(content)
+            self.base_offset, crc, self.attributes, last_delta, self.first_timestamp = head[0], *head[4:8]
+            self.producer_id, self.count = head[9], head[12]
+            self.next_offset = self.base_offset + last_delta + 1
+            # The library's checksum takes five times as long.
+            is_intact = crc32c(self.checked) == crc if CHECKSUMS_IN_C else MemoryRecords(bytes(content)).next_batch().validate_crc()
+        else:
+            batch = self.parsed()
+            self.base_offset, self.next_offset, self.count, self.attributes = batch.base_offset, batch.next_offset, 0, _COMPRESSION
+            self.producer_id, self.first_timestamp = -1, 0
+            is_intact = batch.validate_crc()
+        if not is_intact:
+            raise CorruptData(f"Kafka record batch at offset {self.base_offset}: the checksum does not match")
+
+    @property
+    def is_compressed(self) -> bool:
+        """Whether the records are not in the batch as they are."""
+        return bool(self.attributes & _COMPRESSION)
+
+    @property
+    def is_dense(self) -> bool:
+        return bool(self.count == self.next_offset - self.base_offset)
+
+    def parsed(self) -> Any:
+        """Return the batch of the client library. Its records can be iterated once. `checked` is the whole batch from now on."""
+        if self.front:
+            self.checked, self.front = self.front + self.checked, b""
+        return MemoryRecords(self.checked).next_batch()
+
+    def timestamps(self, equal: EqualRecords | None = None) -> list[int]:
+        times = None if equal is None or self.attributes & _LOG_APPEND_TIME else equal.timestamps(self.first_timestamp)
+        return [record.timestamp for record in self.parsed()] if times is None else times
+
+
 class Decoded:
     """Content of one partition of a Fetch response: the committed records, and the offset behind everything that was looked at."""
 
     __slots__ = ("batches", "next_offset")
 
-    def __init__(self, content: bytes, aborted: Sequence[tuple[int, int]] | None, offset: int) -> None:
+    def __init__(self, content: bytes | memoryview, aborted: Sequence[tuple[int, int]] | None, offset: int) -> None:
         """`aborted` lists (producer id, first offset) of aborted transactions. The first batch may begin below `offset`, because Kafka
         returns whole record batches. Raises `CorruptData`."""
         self.batches: list[ListedBatch] = []
@@ -90,7 +137,7 @@ class Decoded:
             pass
 
     @classmethod
-    async def in_turns(cls, content: bytes, aborted: Sequence[tuple[int, int]] | None, offset: int) -> Decoded:
+    async def in_turns(cls, content: bytes | memoryview, aborted: Sequence[tuple[int, int]] | None, offset: int) -> Decoded:
         """Decode a large content, some of it in each turn of the event loop."""
         found, size_bytes = cls(b"", None, offset), 0
         for step_bytes in found._decode(content, aborted, offset):
@@ -100,60 +147,50 @@ class Decoded:
                 size_bytes = 0
         return found
 
-    def _decode(self, content: bytes, aborted: Sequence[tuple[int, int]] | None, offset: int) -> Iterator[int]:
+    def _decode(self, content: bytes | memoryview, aborted: Sequence[tuple[int, int]] | None, offset: int) -> Iterator[int]:
         """Decode one record batch at a time. Yields its size."""
         coming = sorted(aborted or (), key=lambda transaction: transaction[1], reverse=True)
         skipped: set[int] = set()
-        encoded = MemoryRecords(content)
         for start, end in _places(content):
-            batch: Any = encoded.next_batch()
-            checked = content[start + _CHECKED_START : end]
-            if not _is_intact(batch, checked):
-                raise CorruptData(f"Kafka record batch at offset {batch.base_offset}: the checksum does not match")
+            batch = _Encoded(content[start:end])
             while coming and coming[-1][1] <= batch.base_offset:
                 skipped.add(coming.pop()[0])
-            if batch.is_control_batch:
-                if _is_abort(batch):
+            if batch.attributes & _CONTROL:
+                if _is_abort(batch.parsed()):
                     skipped.discard(batch.producer_id)
-            elif batch.next_offset > offset and not (batch.is_transactional and batch.producer_id in skipped):
-                self._add(batch, content[start : start + _CHECKED_START], checked)
+            elif batch.next_offset > offset and not (batch.attributes & _TRANSACTIONAL and batch.producer_id in skipped):
+                self._add(batch)
             self.next_offset = max(self.next_offset, batch.next_offset)
             if self.batches:
                 self.batches[-1].extend_to(self.next_offset)
             yield end - start
 
-    def _add_equal(self, batch: Any, front: bytes, checked: bytes) -> bool:
-        """Add a batch whose records have equal sizes. Return whether it is one. `checked` is all of it that is kept: `batch` holds the
-        whole response."""
-        if batch.magic != _MAGIC or batch.compression_type:
-            return False
-        (count,) = _COUNT.unpack_from(checked, _RECORDS_START - _COUNT.size)
-        found = equal_records(checked, _RECORDS_START, count) if count == batch.last_offset_delta + 1 else None
-        if found is None:
-            return False
+    def _add(self, batch: _Encoded) -> None:
+        if batch.is_dense and not batch.is_compressed and (found := equal_records(batch.checked, _RECORDS_START, batch.count)) is not None:
+            self._add_equal(batch, found)
+        else:
+            self._add_parsed(batch)
+
+    def _add_equal(self, batch: _Encoded, found: EqualRecords) -> None:
         size = found.record_bytes
         self.batches.append(
             ListedBatch.of(
                 range(batch.base_offset, batch.next_offset),
                 RecordBatch(found.values, found.keys),
                 next_offset=batch.next_offset,
-                timestamps=partial(_timestamps_of_equal, front, checked, found),
-                ends=range(0, size * count + 1, size),
+                timestamps=partial(batch.timestamps, found),
+                ends=range(0, size * batch.count + 1, size),
             )
         )
-        return True
 
-    def _add(self, batch: Any, front: bytes, checked: bytes) -> None:
-        if self._add_equal(batch, front, checked):
-            return
-        encoded = front + checked
+    def _add_parsed(self, batch: _Encoded) -> None:
         # No object is kept for a record where neither keys nor headers are in use, which the first record suggests.
-        values = _plain_values(encoded)
+        values = _plain_values(batch)
         keys: list[bytes | None] | None = None
         headers: list[Headers] | None = None
         expiries: list[int] | None = None
         if values is None:
-            found = list(batch)
+            found = list(batch.parsed())
             values = [record.value for record in found]
             keys = [record.key for record in found]
             keys = None if keys.count(None) == len(keys) else keys
@@ -162,42 +199,28 @@ class Decoded:
         if not values:
             return
         is_dense = batch.next_offset - batch.base_offset == len(values)
-        offsets = range(batch.base_offset, batch.next_offset) if is_dense else [record.offset for record in _parsed(encoded)]
+        offsets = range(batch.base_offset, batch.next_offset) if is_dense else [record.offset for record in batch.parsed()]
         next_offset = max(batch.next_offset, offsets[-1] + 1)
         self.batches.append(
             ListedBatch.of(
-                offsets,
-                RecordBatch(values, keys, headers, None, expiries),
-                next_offset=next_offset,
-                timestamps=partial(_timestamps, encoded),
+                offsets, RecordBatch(values, keys, headers, None, expiries), next_offset=next_offset, timestamps=batch.timestamps
             )
         )
 
 
-def _plain_values(encoded: bytes) -> list[bytes | None] | None:
+def _plain_values(batch: _Encoded) -> list[bytes | None] | None:
     """Return the values of a record batch if it has all its records, and none has a key or headers; else None."""
-    batch = _parsed(encoded)
-    if batch.magic != _MAGIC or batch.compression_type:
+    if not batch.is_dense or batch.is_compressed:
         return None
-    for first in _parsed(encoded):
+    for first in batch.parsed():
         if first.key is not None or first.headers:
             return None
         break
-    values = [record.value for record in batch if record.key is None and not record.headers]
-    return values if len(values) == batch.last_offset_delta + 1 else None
+    values = [record.value for record in batch.parsed() if record.key is None and not record.headers]
+    return values if len(values) == batch.count else None
 
 
-def _timestamps(encoded: bytes) -> list[int]:
-    return [record.timestamp for record in _parsed(encoded)]
-
-
-def _timestamps_of_equal(front: bytes, checked: bytes, found: EqualRecords) -> list[int]:
-    attributes, first = _TIMES.unpack_from(checked)
-    times = None if attributes & _LOG_APPEND_TIME else found.timestamps(first)
-    return _timestamps(front + checked) if times is None else times
-
-
-def _places(content: bytes) -> Iterator[tuple[int, int]]:
+def _places(content: bytes | memoryview) -> Iterator[tuple[int, int]]:
     """Yield start and end of the record batches of a Fetch response. The last one may be cut, and is left out then."""
     start = 0
     while start + _LENGTH_END <= len(content):
@@ -206,16 +229,6 @@ def _places(content: bytes) -> Iterator[tuple[int, int]]:
             return
         yield start, end
         start = end
-
-
-def _parsed(encoded: bytes) -> Any:
-    """Return one record batch. Its records can be iterated once."""
-    return MemoryRecords(encoded).next_batch()
-
-
-def _is_intact(batch: Any, checked: bytes) -> bool:
-    # The library's checksum takes five times as long.
-    return bool(crc32c(checked) == batch.crc if batch.magic == _MAGIC and CHECKSUMS_IN_C else batch.validate_crc())
 
 
 def _is_abort(batch: Any) -> bool:

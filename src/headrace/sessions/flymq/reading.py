@@ -136,7 +136,7 @@ class ReadHandlers:
                     offsets, values = [offsets[index] for index in picked], [values[index] for index in picked]
                     keys = None if keys is None else [keys[index] for index in picked]
                 if values:
-                    page.add(offsets, keys, values)
+                    page.add(offsets, keys, values, batch.size_bytes if test is None else _size_bytes(keys, values))
                 if page.full_at is not None:
                     offset = page.full_at
                     break
@@ -183,11 +183,9 @@ class _Page:
     def is_full(self) -> bool:
         return self.full_at is not None or self.records_left == 0 or self._size_bytes >= FLYMQ_FETCH_BYTES_MAX
 
-    def add(self, offsets: Sequence[int], keys: list[bytes | None] | None, values: list[bytes]) -> None:
-        """Add the records that fit."""
-        size_bytes = self._size_bytes + RECORD_OVERHEAD_BYTES * len(values) + sum(map(len, values))
-        if keys is not None:
-            size_bytes += sum(map(len, filter(None, keys)))
+    def add(self, offsets: Sequence[int], keys: list[bytes | None] | None, values: list[bytes], size_bytes: int) -> None:
+        """Add the records that fit. `size_bytes` is the size of all keys and values."""
+        size_bytes += self._size_bytes + RECORD_OVERHEAD_BYTES * len(values)
         count = len(values)
         if size_bytes > FLYMQ_FETCH_BYTES_MAX or count > self.records_left:
             count, size_bytes = self._room(offsets, keys, values)
@@ -213,6 +211,10 @@ class _Page:
             count = 1
         count = max(count, 0)
         return count, ends[count]
+
+
+def _size_bytes(keys: list[bytes | None] | None, values: list[bytes]) -> int:
+    return sum(map(len, values)) + (0 if keys is None else sum(map(len, filter(None, keys))))
 
 
 def _joined(offsets: Sequence[int], more: Sequence[int]) -> Sequence[int]:

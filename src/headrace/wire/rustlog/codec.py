@@ -288,11 +288,12 @@ def _wanted(dialect: Dialect, values: Sequence[bytes], max_bytes: int) -> int:
 
 def _within(values: Sequence[bytes], overhead: int, room: int) -> int:
     """Return how many values fit, each with its overhead."""
-    if sum(map(len, values)) + overhead * len(values) <= room:
-        return len(values)
-    if len(set(map(len, values))) == 1:
-        return room // (len(values[0]) + overhead)
-    return bisect_right(list(accumulate(map(overhead.__add__, map(len, values)))), room)
+    sizes = list(map(len, values))
+    if sizes.count(sizes[0]) == len(sizes) and sizes[0]:
+        return min(len(sizes), room // (sizes[0] + overhead))
+    if sum(sizes) + overhead * len(sizes) <= room:
+        return len(sizes)
+    return bisect_right(list(accumulate(map(overhead.__add__, sizes))), room)
 
 
 def _before_gap(offsets: Sequence[int], count: int) -> int:
