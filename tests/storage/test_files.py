@@ -6,6 +6,7 @@ import _thread
 import errno
 import fcntl
 import os
+import random
 import resource
 import subprocess
 import sys
@@ -215,3 +216,71 @@ def test_directories_made_together_share_the_sync_of_their_parent_and_a_failure_
     files.make_dir("logs/1", "logs/2", "logs/3")
     assert synced == [str(tmp_path / "logs")]
     assert files.list("logs") == ["1", "2", "3"]
+
+
+def _reserved(files: DiskFiles, size_bytes: int) -> DiskFile:
+    file = files.open("reserved", create=True)
+    file.allocate(size_bytes)
+    return file
+
+
+def test_a_sync_seldom_waits_for_the_first_write_to_a_block_of_a_reserved_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = _reserved(DiskFiles(tmp_path), 1 << 20)
+    written: list[tuple[int, int]] = []
+    pwrite = os.pwrite
+
+    def noted(fd: int, data: bytes, position: int) -> int:
+        written.append((position, position + len(data)))
+        return pwrite(fd, data, position)
+
+    monkeypatch.setattr(os, "pwrite", noted)
+    fresh = 0
+    for number in range(256):
+        before = max((end for _, end in written), default=0)
+        file.write_at(4096 * number, [b"x" * 200])
+        fresh += 4096 * number + 200 > before
+    assert fresh < 4, "almost every write is to blocks that were written before"
+    assert max(end for _, end in written) <= 1 << 20
+    file.close()
+
+
+@pytest.mark.parametrize("reserved_bytes", [1 << 20, (1 << 20) + 4096, 300_000])
+def test_writes_to_a_reserved_file_leave_zeros_and_never_each_other(tmp_path: Path, reserved_bytes: int) -> None:
+    file = _reserved(DiskFiles(tmp_path), reserved_bytes)
+    expected, dice, position = bytearray(reserved_bytes), random.Random(reserved_bytes), 0
+    while position < reserved_bytes:
+        buffers = [dice.randbytes(dice.choice([1, 200, 4096, 70_000])) for _ in range(dice.choice([1, 1, 2]))]
+        whole = b"".join(buffers)[: reserved_bytes - position]
+        for _ in range(dice.choice([1, 2])):  # a write that failed is repeated at the same place
+            file.write_at(position, [whole] if len(buffers) == 1 else [whole[:1], whole[1:]])
+        expected[position : position + len(whole)] = whole
+        assert file.read_at(0, reserved_bytes) == expected
+        position += len(whole) + dice.choice([0, 3000])
+    assert file.size() == reserved_bytes
+    file.close()
+
+
+def test_a_file_that_is_used_again_keeps_what_is_behind_a_write(tmp_path: Path) -> None:
+    files = DiskFiles(tmp_path)
+    first = _reserved(files, 1 << 20)
+    first.write_at(8192, [b"old"])
+    first.close()
+    again = files.open("reserved")
+    again.write_at(0, [b"new"])
+    assert (again.read_at(0, 3), again.read_at(8192, 3)) == (b"new", b"old")
+    again.close()
+
+
+def test_a_write_succeeds_if_the_zeros_behind_it_find_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = _reserved(DiskFiles(tmp_path), 1 << 20)
+    pwrite = os.pwrite
+
+    def full(fd: int, data: bytes, position: int) -> int:
+        if position:
+            raise OSError(errno.ENOSPC, "no room")
+        return pwrite(fd, data, position)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    file.write_at(0, [b"x"])
+    assert file.read_at(0, 2) == b"x\0"
+    file.close()

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from headrace.errors import HeadraceError
-from headrace.limits import LOG_DESCRIPTORS_RESERVED
+from headrace.limits import KIB, LOG_DESCRIPTORS_RESERVED
 
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 EXHAUSTED_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
@@ -39,6 +39,11 @@ _NO_DESCRIPTOR_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE})
 _NO_DIRECTORY_LOCK_ERRNOS: Final = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 """Errors of `flock` on a directory if the file system (NFS) locks only files that are open for writing."""
 _SYNC_THREADS: Final = 8
+_FILLED_BYTES: Final = 512 * KIB
+"""Zeros that are written after a small write to a reserved file."""
+_FILLED_AFTER_BYTES_MAX: Final = 64 * KIB
+"""A larger write is worth a sync of its own."""
+_ZEROS: Final = bytes(_FILLED_BYTES)
 _T = TypeVar("_T")
 
 
@@ -143,11 +148,13 @@ def _buffer(size_bytes: int) -> bytearray:
 class DiskFile:
     """File on disk. All calls release the GIL during system calls."""
 
-    __slots__ = ("_fd",)
+    __slots__ = ("_fd", "_reserved_bytes", "_written_bytes")
     _IOV_MAX: Final = 1024
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._reserved_bytes = self._written_bytes = 0
+        """Of a file that `allocate` has reserved: its size, and how much of it from the front was written."""
 
     def read_at(self, position: int, size_bytes: int) -> bytes:
         data = os.pread(self._fd, size_bytes, position)
@@ -177,6 +184,8 @@ class DiskFile:
         if len(buffers) == 1:
             written = os.pwrite(self._fd, buffers[0], position)
             if written == len(buffers[0]):
+                if self._written_bytes < self._reserved_bytes:
+                    self._fill(position + written, written)
                 return
             position, buffers = position + written, [buffers[0][written:]]
         views = [memoryview(buffer) for buffer in buffers if len(buffer)]
@@ -187,15 +196,34 @@ class DiskFile:
                 written -= len(views.pop(0))
             if written:
                 views[0] = views[0][written:]
+        self._written_bytes = max(self._written_bytes, position)
+
+    def _fill(self, end: int, size_bytes: int) -> None:
+        """Write zeros after a small write that ends at `end`, unless something is written there.
+
+        The file system records which blocks of a reserved file were written. A sync after the first write to a block waits for that
+        record too, which takes longer than the block. One sync now pays for many small writes.
+        """
+        if end <= self._written_bytes:
+            return
+        fill_bytes = max(0, min(_FILLED_BYTES, self._reserved_bytes - end)) if size_bytes < _FILLED_AFTER_BYTES_MAX else 0
+        self._written_bytes = end + fill_bytes
+        if fill_bytes:
+            with contextlib.suppress(OSError):  # the write itself has succeeded
+                os.pwrite(self._fd, memoryview(_ZEROS)[:fill_bytes], end)
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
 
     def truncate(self, size_bytes: int) -> None:
         os.ftruncate(self._fd, size_bytes)
+        self._reserved_bytes = 0
 
     def allocate(self, size_bytes: int) -> None:
+        is_empty = self.size() == 0
         os.posix_fallocate(self._fd, 0, size_bytes)
+        if is_empty:
+            self._reserved_bytes, self._written_bytes = size_bytes, 0
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

@@ -52,6 +52,8 @@ SUFFIX: Final = ".hrj"
 
 _HEADER = struct.Struct("<4sIIHHQQII")
 assert _HEADER.size == HEADER_BYTES, "the drawing says 40"
+_COVERED = struct.Struct("<IHHQQII")
+assert _COVERED.size == HEADER_BYTES - 8, "the checksum covers the rest of the header"
 _REFERENCE = struct.Struct("<IIQQQQQ")
 assert _REFERENCE.size == 48, "the drawing says 48"
 _CRC = struct.Struct("<I")
@@ -245,24 +247,27 @@ class Journal:
 
     def append(self, batches: list[Built], references: Sequence[Reference] = ()) -> None:
         """Write one frame; `sync` makes it durable. A failed write leaves no valid frame and may be retried."""
-        size = HEADER_BYTES + _REFERENCE.size * len(references) + sum(built[0].size for built in batches)
+        size = HEADER_BYTES + _REFERENCE.size * len(references)
+        for built in batches:
+            size += built[0].size
         assert size <= FRAME_BYTES_MAX
         if self._file is None:
             self._open(self.current, size)
         elif self._position + size > self._capacity:
             self.sync()  # frames of the next file must not be durable before those of this one
             self._open(self.current + 1, size)
-        header = _HEADER.pack(MAGIC, 0, size, VERSION, 0, self.current, self._next_frame, len(batches), len(references))
-        crc = crc32c(header[8:])
-        parts = [reference.encode() for reference in references]
-        parts += [part for built in batches for part in built[1]]
-        if len(batches) > _JOIN_ABOVE and size < _JOIN_BELOW_BYTES * len(batches):
+        parts = [_COVERED.pack(size, VERSION, 0, self.current, self._next_frame, len(batches), len(references))]
+        parts += [reference.encode() for reference in references]
+        for built in batches:
+            parts += built[1]
+        if size < _WHOLE_BELOW_BYTES or (len(batches) > _JOIN_ABOVE and size < _JOIN_BELOW_BYTES * len(batches)):
             parts = [b"".join(parts)]
-        for part in parts:
+        crc = crc32c(parts[0])
+        for part in parts[1:]:
             crc = crc32c_extend(crc, part)
+        front = MAGIC + _CRC.pack(crc)
         assert self._file is not None
-        frame = [MAGIC, _CRC.pack(crc), header[8:], *parts]
-        self._file.write_at(self._position, [b"".join(frame)] if size < _WHOLE_BELOW_BYTES else frame)
+        self._file.write_at(self._position, [front + parts[0]] if size < _WHOLE_BELOW_BYTES else [front, *parts])
         self._position = aligned(self._position + size)
         self._next_frame += 1
         self._written += 1

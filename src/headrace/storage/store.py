@@ -332,11 +332,12 @@ class Store:
             self.deliver([(item.done, self.failure) for item in staged], [])
             return
         # One time for the whole flush: records without a timestamp then use the batch's timestamp and need no column.
-        now = max([item.now for item in staged])
-        size = sum([item.size_bytes for item in staged])
+        now, size = staged[0].now, staged[0].size_bytes
+        for item in staged[1:]:
+            now, size = max(now, item.now), size + item.size_bytes
         small = size <= BATCH_BYTES_TARGET
         pending: dict[int, Pending] = {}
-        completions: dict[Ack, list[Completion]] = {ack: [] for ack in Ack}
+        completions: dict[Ack, list[Completion]] = {Ack.NONE: [], Ack.WRITTEN: [], Ack.DURABLE: []}
         for item in staged:
             result = self._place_each(item, pending, now) if isinstance(item, StagedEach) else self._place(item, pending, now)
             completions[item.ack].append((item.done, result))
@@ -367,6 +368,8 @@ class Store:
 
     def _place(self, item: Staged, pending: dict[int, Pending], now: int) -> list[Appended] | BrokerError:
         """Assign offsets to each batch of one append, to all or to none."""
+        if len(item.appends) == 1 and isinstance(batch := item.appends[0][1], RecordBatch):
+            return self._place_one(item.appends[0][0], batch, pending, now)
         placed: list[Appended] = []
         taken: list[tuple[int, Partition, AnyBatch]] = []
         ends: dict[int, int] = {}
@@ -391,6 +394,19 @@ class Store:
         for log, end in ends.items():
             self.partitions[log].next = end
         return placed
+
+    def _place_one(self, log: int, batch: RecordBatch, pending: dict[int, Pending], now: int) -> list[Appended] | BrokerError:
+        """Assign offsets to one batch. Most appends have only one, and most flushes only one append."""
+        partition = self.partitions.get(log)
+        if partition is None:
+            return Unavailable(f"log {log} was deleted before the append was written")
+        base, count = partition.next, len(batch.values)
+        if (ahead := pending.get(log)) is None:
+            pending[log] = Pending(partition, base, [batch])
+        else:
+            ahead.add(batch)
+        partition.next = base + count
+        return [Appended(base, count, now if batch.timestamps is None else batch.timestamps[0])]
 
     def _place_each(self, item: StagedEach, pending: dict[int, Pending], now: int) -> AppendedEach:
         """Assign offsets to independent records. Adjacent ones of one log share a batch."""
@@ -429,12 +445,18 @@ class Store:
                 error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the log failed: {failure}")
                 self.deliver([(done, error) for done, _ in waiting], [])
                 return
-            size = sum([partition.push(batches) for partition, batches in built])
+            size = records = 0
+            for partition, batches in built:
+                size += partition.push(batches)
+            for ahead in pending.values():
+                records += ahead.partition.next - ahead.base_offset
             self.maintenance.touch([partition for partition, _ in built], size)
-            self.counters.journal_bytes += size
-            self.counters.flush_bytes.observe(size)
-            large.reveal()
-        self.counters.records += sum([ahead.partition.next - ahead.base_offset for ahead in pending.values()])
+            counters = self.counters
+            counters.records += records
+            counters.journal_bytes += size
+            counters.flush_bytes.observe(size)
+            if large.references:
+                large.reveal()
         self.deliver(waiting, list(pending))
 
     def _sync(self) -> None:

@@ -74,13 +74,20 @@ class Gathering:
         self._batches: dict[Place, _Batch] = {}
         self._commits: list[Commit] = []
         self._commit_bytes = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def _send_soon(self) -> None:
+        """Call `send` when the loop has read all ready sockets."""
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()  # a system call
+        self._loop.call_soon(self.send)
 
     def add_commit(self, commit: Commit, size_bytes: int) -> None:
         """Append a transaction with the others of this turn. It has at least one write."""
         if self._batches or self._commit_bytes + size_bytes > _COMMIT_BYTES_MAX:
             self.send()
         if not self._commits:
-            asyncio.get_running_loop().call_soon(self.send)
+            self._send_soon()
         self._commits.append(commit)
         self._commit_bytes += size_bytes
 
@@ -101,7 +108,7 @@ class Gathering:
         if place in self._batches or self._commits:
             self.send()
         if not self._batches:
-            asyncio.get_running_loop().call_soon(self.send)
+            self._send_soon()
         batch = self._batches[place] = _Batch(meter, protocol, self._meters.ticks())
         return batch
 
