@@ -126,18 +126,17 @@ def _equal_page(fetched: Fetched, count: int) -> bytes | None:
     """Encode a few records without keys in one call if all values have one size."""
     values = fetched.values
     size = len(values[0])
-    if size > _PAGE_VALUE_BYTES_MAX or any(map(size.__ne__, map(len, values))):
+    if size > _PAGE_VALUE_BYTES_MAX or [*map(len, values)].count(size) != count:
         return None
-    cells: list[Any] = [0] * (4 * count)
-    cells[1::4] = [size] * count
-    cells[2::4] = values
-    cells[3::4] = fetched.offsets
+    cells: list[Any] = [size] * (3 * count)  # the empty key and the value have their lengths in one number
+    cells[1::3] = values
+    cells[2::3] = fetched.offsets
     return _page(count, size).pack(count, *cells, fetched.next_offset)
 
 
 @lru_cache(256)
 def _page(count: int, size: int) -> struct.Struct:
-    return struct.Struct(">I" + f"II{size}sQ" * count + "Q")
+    return struct.Struct(">I" + f"Q{size}sQ" * count + "Q")
 
 
 def _rows(offsets: Sequence[int], fetched: Fetched) -> bytes:
