@@ -21,13 +21,6 @@ from tests.test_programs import wait_gone
 WAIT_SECONDS = 300
 
 
-@pytest.fixture
-def prefix(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A part of the cluster of its own, for the brokers that the command starts too."""
-    monkeypatch.setenv("HEADRACE__KAFKA__PREFIX", "copy-")
-    return "copy-"
-
-
 def copied(source: str | Path, target: str | Path, *arguments: str) -> dict[str, tuple[int, int, bool]]:
     """Return records, copied and verified of each topic."""
     done = headrace("copy", "--from", str(source), "--to", str(target), "-o", "json", *arguments)
@@ -108,25 +101,21 @@ def check_resumed(found: dict[str, tuple[int, int, bool]]) -> None:
 
 
 def test_a_copy_to_kafka_and_one_back_that_are_killed_continue_and_everything_is_there_once(
-    kafka: Cluster, prefix: str, tmp_path: Path
+    kafka: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("HEADRACE__KAFKA__PREFIX", "copy-")  # for the brokers that the command starts
     on_kafka = f"kafka://{kafka.bootstrap}"
-    with FlightBroker(tmp_path / "source") as source:
+    with FlightBroker(tmp_path / "source", "--engine", "embedded") as source:
         fill(source, "moved")
         settle(source, tmp_path)
         wanted = everything(source, "moved")
         assert source.stop()[0] == 0
     kill_copy(source.data, on_kafka)
     check_resumed(copied(source.data, on_kafka))
-    engine = ("--engine", "kafka", "--set", f"kafka.bootstrap={kafka.bootstrap}", "--set", f"kafka.prefix={prefix}")
-    with FlightBroker(tmp_path / "kafka", *engine, code="") as target:
-        assert everything(target, "moved") == wanted
-        check(target)
-        assert target.stop()[0] == 0
     back = tmp_path / "back"
     kill_copy(on_kafka, back)
     check_resumed(copied(on_kafka, back))
-    with FlightBroker(tmp_path / "last", data=back) as embedded:
+    with FlightBroker(tmp_path / "last", "--engine", "embedded", data=back) as embedded:
         assert everything(embedded, "moved") == wanted
         check(embedded)
         assert embedded.stop()[0] == 0
