@@ -22,6 +22,7 @@ from tests.conftest import Proof
 from tests.server.process import BrokerProcess
 
 SECONDS = 300
+ATTEMPT_SECONDS = 10
 
 
 def start(directory: Path, cluster: Cluster, name: str) -> BrokerProcess:
@@ -47,12 +48,13 @@ async def known(topic: str, client: headrace.Client) -> None:
 
 
 async def stepped_down(broker: BrokerProcess) -> None:
-    """Wait until the broker serves and is not the coordinator. It closes its listeners before, and may open them on other ports."""
+    """Wait until the broker serves and is not the coordinator. It closes its listeners before, and may open them on other ports: a client
+    of the old one would try for ever."""
     async with asyncio.timeout(SECONDS):
         while True:
             await ready(broker)
-            with contextlib.suppress(HeadraceError, OSError):
-                async with headrace.connect(url(broker), refused_connections_max=1) as client:
+            with contextlib.suppress(HeadraceError, OSError, TimeoutError):
+                async with asyncio.timeout(ATTEMPT_SECONDS), headrace.connect(url(broker), refused_connections_max=1) as client:
                     if not (await cast(FlyMqClient, client).call("status"))["server"]["is_coordinator"]:
                         return
             await asyncio.sleep(0.05)

@@ -40,7 +40,7 @@ class BrokerProcess:
     ) -> None:
         self.data = data or directory / "data"
         engine = [] if "--engine" in arguments else kafka_arguments(self.data)
-        self._is_embedded = not engine and "--engine" not in arguments
+        self._is_embedded = "kafka" not in (*engine, *arguments)
         self._key = bytes.fromhex(environment["KEY"]) if "KEY" in environment else None
         self.ready_file = directory / f"ready-{time.monotonic_ns()}"
         code = code or ("" if uvloop else WITHOUT_UVLOOP)
