@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from headrace.flight.client import FlightClient
+from tests.kafka_fixtures import kafka_arguments
 from tests.spark.rows import HEADERS, load, publish, values_of
 from tests.spark.serving import FlightBroker
 
@@ -64,7 +65,7 @@ def test_a_schema_picks_columns_in_any_order(
 def test_unicode_and_bytes_that_are_no_text_come_through(
     spark: SparkSession, broker: FlightBroker, flight_client: FlightClient, topic: str
 ) -> None:
-    name = f"заказы-注文-{topic}"
+    name = topic if kafka_arguments(broker.data) else f"заказы-注文-{topic}"  # Kafka allows ASCII names only
     flight_client.create_topic(name)
     publish(flight_client, name, ["Ünïcode 🌊".encode(), b"\xff\x00\xfe", b""])
     rows = sorted(load(spark, broker, subscribe=name).collect(), key=lambda row: row.offset)
