@@ -167,7 +167,7 @@ def test_a_key_is_shown_once_and_then_never(admin: Admin) -> None:
     everything = "".join(
         admin.run(*words).stdout for words in (("key", "list"), ("key", "describe", id), ("audit", "list"), ("audit", "export"))
     )
-    assert id in everything and key not in everything and key.rpartition("_")[2] not in everything
+    assert id in everything and key not in everything and key.split("_", 2)[2] not in everything
     assert admin.run("key", "alter", id, "--expires-in", "0").returncode == 0
     (altered,) = admin.rows("key", "alter", id, "--scope", "publish@topic:gps", "--scope", "read@topic:orders*")
     assert altered["scopes"] == ["publish@topic:gps", "read@topic:orders*"]
