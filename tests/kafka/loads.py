@@ -64,6 +64,8 @@ class Ledger:
     acknowledged: list[int] = field(default_factory=list)
     refused: set[int] = field(default_factory=set)
     unknown: set[int] = field(default_factory=set)
+    may_be_late: bool = False
+    """Whether a value of unknown outcome may be stored after later ones. Not if the coordinator writes it: Kafka fences a former one."""
 
     def note(self, number: int, outcome: Outcome) -> None:
         if outcome is Outcome.ACKNOWLEDGED:
@@ -146,7 +148,7 @@ class Load:
     PARTITIONS: Final = 5
 
     def __init__(self, topic: str, places: Places, groups: Groups) -> None:
-        self.ledgers = [Ledger() for _ in range(self.PARTITIONS)]
+        self.ledgers = [Ledger(may_be_late=partition == 0) for partition in range(self.PARTITIONS)]
         self._topic, self._places, self._groups = topic, places, groups
         self._is_stopped = False
         self._progress = asyncio.Condition()

@@ -74,5 +74,12 @@ def test_the_verdict_counts_every_broken_promise() -> None:
     assert judge([ledger], [[0, 2, 3]]).lost == 1
     assert judge([ledger], [[0, 1, 1, 2, 3]]).doubled == 1
     assert judge([ledger], [[0, 2, 1, 3]]).reordered == 1
+    assert judge([ledger], [[0, 1, 2, 6, 3]]).reordered == 1
     assert judge([ledger], [[0, 1, 2, 3, 4]]).refused_but_stored == 1
     assert judge([ledger], [[0, 1, 2, 3]], undelivered=1, unsettled=2) == Verdict(4, 2, undelivered=1, unsettled=2)
+
+
+def test_a_late_value_of_unknown_outcome_breaks_no_promise_of_single_records() -> None:
+    ledger = Ledger([0, 1, 2, 3], {4}, {5, 6}, may_be_late=True)
+    assert judge([ledger], [[0, 1, 2, 6, 3]]).reordered == 0
+    assert judge([ledger], [[0, 2, 6, 1, 3]]).reordered == 1
