@@ -46,7 +46,7 @@ test-kafka: $(DEV_STAMP) ## run the tests of engine, protocols, Spark source and
 	@tools/setup system strace java
 	@$(BIN)/python -m tests.kafka.run -q $(KAFKA_TESTS)
 
-test-kafka-faults: $(DEV_STAMP) ## kill and pause Kafka nodes and the broker under load (ROUNDS=100 SEED=1)
+test-kafka-faults: $(DEV_STAMP) ## kill and pause Kafka nodes and both brokers under load (ROUNDS=100 SEED=1)
 	@tools/setup system strace java
 	@KAFKA_FAULT_ROUNDS=$(ROUNDS) KAFKA_FAULT_SEED=$(SEED) $(BIN)/python -m pytest -q tests/kafka/test_faults.py
 
