@@ -73,14 +73,16 @@ class FragileEngine(MemoryEngine):
         self.held: list[Callable[[], None]] | None = None
         self.appends = 0
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
+    def append(
+        self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False, owned: bool = False
+    ) -> asyncio.Future[list[Appended]]:
         self.appends += 1
         touched = self.topic is None or any(write.topic == self.topic for write in writes)
         if self.error is not None and touched:
             failed: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
             asyncio.get_running_loop().call_soon(failed.set_exception, self.error)
             return failed
-        return super().append(writes, ack=ack, urgent=urgent)
+        return super().append(writes, ack=ack, urgent=urgent, owned=owned)
 
     def hold(self) -> None:
         """Keep everything staged from now on invisible, until `let_go`."""

@@ -94,12 +94,14 @@ class Mortal:
     ) -> asyncio.Future[AppendedEach]:
         return append_by_partition(self.append, places, values, keys)
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
+    def append(
+        self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False, owned: bool = False
+    ) -> asyncio.Future[list[Appended]]:
         self.life -= 1
         if not self.is_dead:
-            return self.engine.append(writes, ack=ack, urgent=urgent)
+            return self.engine.append(writes, ack=ack, urgent=urgent, owned=owned)
         if self.life == -1 and self.is_late:
-            self.engine.append(writes, ack=ack, urgent=urgent)
+            self.engine.append(writes, ack=ack, urgent=urgent, owned=owned)
         return asyncio.get_running_loop().create_future()
 
     def topics(self) -> Mapping[str, Topic]:

@@ -124,7 +124,9 @@ class RemoteEngine:
     async def look_for_topic(self, name: str) -> bool:
         return await self.inner.look_for_topic(name)
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
+    def append(
+        self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False, owned: bool = False
+    ) -> asyncio.Future[list[Appended]]:
         for write in writes:
             self.inner.bounds(write.topic, write.partition)  # raises for a place that does not exist
             if isinstance(write.batch, (RecordBatch, ColumnBatch)):

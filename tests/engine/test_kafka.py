@@ -18,6 +18,7 @@ from headrace.broker import Broker, Principal
 from headrace.broker.publishing.partitioner import hashes
 from headrace.engine.contract import Ack, Bounds, HealthState, Placement, TopicConfig, Write, known
 from headrace.engine.kafka.cluster import Cluster as Connection
+from headrace.engine.kafka.election import Election
 from headrace.engine.kafka.engine import KafkaEngine
 from headrace.engine.kafka.producer import Producer
 from headrace.engine.kafka.settings import KafkaSettings
@@ -231,6 +232,33 @@ async def test_a_second_owner_takes_the_tables_and_kafka_refuses_the_first(place
     assert engine.health.report().state is HealthState.FAILED
     await second.append([Write("__table", 0, RecordBatch([b"second"]))])
     assert await values(second, "__table") == [b"first", b"second"]
+
+
+async def test_kafka_refuses_an_owned_append_of_a_former_owner_to_a_single_partition(place: Place, engine: KafkaEngine) -> None:
+    await engine.create_topic("t", 1, TopicConfig())
+    await engine.append([Write("t", 0, RecordBatch([b"first"]))], owned=True)
+    second = place.engine()
+    await second.open()
+    with pytest.raises(BrokerError) as caught:
+        await engine.append([Write("t", 0, RecordBatch([b"late"]))], owned=True)
+    assert caught.value.retriable
+    await second.append([Write("t", 0, RecordBatch([b"second"]))], owned=True)
+    assert await values(second, "t") == [b"first", b"second"]
+
+
+async def test_an_address_that_is_advertised_while_the_broker_joins_becomes_known(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = place.engine(is_elected=True)
+    await owner.open()
+    introduction = Election.introduction
+
+    def late(election: Election) -> bytes:
+        found = introduction(election)
+        election.advertise("second:9092", {})
+        return found
+
+    monkeypatch.setattr(Election, "introduction", late)
+    owner.ownership.advertise("first:9092", {})
+    await until(lambda: owner.ownership.coordinator == "second:9092")
 
 
 async def test_an_engine_that_is_not_the_owner_writes_topics_and_no_tables_until_it_takes_over(place: Place) -> None:

@@ -230,11 +230,16 @@ class Engine(Protocol):
         """Return whether the topic exists, and is in `topics` from now on, also if another process has just created it. Raises
         `Unavailable`."""
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
+    def append(
+        self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False, owned: bool = False
+    ) -> asyncio.Future[list[Appended]]:
         """Stage in call order; resolve when the guarantee of `ack` holds (None: the strongest `ack` of the topics).
 
         An urgent append is written before those that wait, if the engine supports that. It is for appends that are due at a certain time
         and need no order relative to others.
+
+        An owned append is part of the state of the owner: if another process has become the owner, it is refused, also one that was staged
+        before. Appends to internal topics always are.
 
         Raises at once: `UnknownTopic`, `UnknownPartition`, `RecordTooLarge`, `LimitExceeded`, `NotCoordinator`.
         Through the future: `DiskFull` and `Unavailable` (retriable, nothing was written), `StorageFailed` (the log accepts no writes until

@@ -294,7 +294,9 @@ class EmbeddedEngine:
 
     # Appending.
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
+    def append(
+        self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False, owned: bool = False
+    ) -> asyncio.Future[list[Appended]]:
         appends: list[tuple[int, AnyBatch | LateBatch]] = []
         size_bytes, strongest, reserve = 0, Ack.NONE, True
         entry: Entry | None = None

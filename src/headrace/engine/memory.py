@@ -136,7 +136,9 @@ class MemoryEngine:
 
     # Writing
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
+    def append(
+        self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False, owned: bool = False
+    ) -> asyncio.Future[list[Appended]]:
         if not self._is_open:
             raise Unavailable("the engine is not open")
         found = [(write, self._find(write.topic, write.partition), self._topics[write.topic].config) for write in writes]

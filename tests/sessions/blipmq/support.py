@@ -140,9 +140,11 @@ class Disk(MemoryEngine):
         self._held = False
         self._flush()
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
+    def append(
+        self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False, owned: bool = False
+    ) -> asyncio.Future[list[Appended]]:
         if self.failure is None:
-            return super().append(writes, ack=ack, urgent=urgent)
+            return super().append(writes, ack=ack, urgent=urgent, owned=owned)
         failed: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
         failed.set_exception(self.failure)
         return failed

@@ -48,9 +48,11 @@ class SteeredEngine(MemoryEngine):
         self.is_holding = False
         self._flush()
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
+    def append(
+        self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False, owned: bool = False
+    ) -> asyncio.Future[list[Appended]]:
         if self.failure is None:
-            return super().append(writes, ack=ack, urgent=urgent)
+            return super().append(writes, ack=ack, urgent=urgent, owned=owned)
         future: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
         future.set_exception(self.failure)
         return future

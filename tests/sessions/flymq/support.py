@@ -42,12 +42,14 @@ class Disk(MemoryEngine):
         for go_on in self._held.pop(topic):
             go_on()
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
+    def append(
+        self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False, owned: bool = False
+    ) -> asyncio.Future[list[Appended]]:
         answer: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
         if self.failure is not None and not any(write.topic.startswith("__") for write in writes):
             answer.set_exception(self.failure)
             return answer
-        staged = super().append(writes, ack=ack, urgent=urgent)
+        staged = super().append(writes, ack=ack, urgent=urgent, owned=owned)
         waiting = [self._held[write.topic] for write in writes if write.topic in self._held]
         if not waiting:
             return staged

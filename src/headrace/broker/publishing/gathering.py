@@ -31,7 +31,6 @@ _COMMIT_BYTES_MAX: Final = 256 * KIB
 """Size of the transactions of one append."""
 
 Staged: TypeAlias = asyncio.Future[list[Appended]]
-Append: TypeAlias = Callable[[Sequence[Write]], Staged]
 Place: TypeAlias = tuple[str, int]
 """Topic and partition."""
 
@@ -62,6 +61,12 @@ class Commit(Protocol):
 
     def fail(self, error: BrokerError) -> None:
         """Take the error of an append that was not staged."""
+
+
+class Append(Protocol):
+    """An append to the log. `owned`: refused if another process is the owner by then."""
+
+    def __call__(self, writes: Sequence[Write], *, owned: bool) -> Staged: ...
 
 
 class Gathering:
@@ -122,7 +127,7 @@ class Gathering:
         for (topic, partition), batch in batches.items():
             write = Write(topic, partition, RecordBatch(batch.values, batch.keys))
             try:
-                staged = self._append([write])
+                staged = self._append([write], owned=False)
             except BrokerError as error:
                 # The topic was deleted in this turn. A session may be the caller, so it is not called back from here.
                 asyncio.get_running_loop().call_soon(self._fail, batch, error)
@@ -131,7 +136,7 @@ class Gathering:
 
     def _append_commits(self, commits: list[Commit]) -> None:
         try:
-            staged = self._append([write for commit in commits for write in commit.writes])
+            staged = self._append([write for commit in commits for write in commit.writes], owned=True)
         except BrokerError as error:
             # The topic of one was deleted in this turn.
             if len(commits) > 1:

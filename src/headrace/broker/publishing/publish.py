@@ -235,8 +235,8 @@ class Publisher:
         meter = route.meters[protocol] = self.meters.meter(route.topic, protocol)
         return meter
 
-    def _append_gathered(self, writes: Sequence[Write]) -> asyncio.Future[list[Appended]]:
-        staged = self._engine.append(writes)
+    def _append_gathered(self, writes: Sequence[Write], *, owned: bool) -> asyncio.Future[list[Appended]]:
+        staged = self._engine.append(writes, owned=owned)
         self._staged += 1
         return staged
 

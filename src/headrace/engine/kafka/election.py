@@ -61,8 +61,7 @@ class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]  # the library
 
     @classmethod
     def metadata(cls, topics: Iterable[str]) -> Any:
-        places = cls.election.places.encode()
-        return ConsumerProtocolMemberMetadata(cls.version, list(topics), _CLAIM + places if cls.election.is_owner else places)
+        return ConsumerProtocolMemberMetadata(cls.version, list(topics), cls.election.introduction())
 
     @classmethod
     def on_assignment(cls, assignment: Any) -> None:
@@ -83,6 +82,8 @@ class Election:
         self.is_owner = False
         self.places = ""
         """Where this broker serves clients."""
+        self._introduced = ""
+        """`places` when this broker last joined."""
         self.owner_address = ""
         self.owner_listeners: Mapping[str, str] = {}
 
@@ -119,6 +120,11 @@ class Election:
             self.places = places
             self._consumer._coordinator.request_rejoin()
 
+    def introduction(self) -> bytes:
+        """Return what the other members learn about this one when it joins."""
+        self._introduced = self.places
+        return _CLAIM + self.places.encode() if self.is_owner else self.places.encode()
+
     async def leave(self) -> None:
         """Leave the group, so that another broker can take over at once."""
         self._is_over, self.is_owner = True, False
@@ -138,3 +144,5 @@ class Election:
             self.is_owner = is_owner
             self._first.set()
             self._decided(is_owner)
+            if self._introduced != self.places and self._consumer is not None:
+                self._consumer._coordinator.request_rejoin()  # the library forgets one that was requested while it joined

@@ -496,7 +496,9 @@ class KafkaEngine:
 
     # Writing
 
-    def append(self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False) -> asyncio.Future[list[Appended]]:
+    def append(
+        self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False, owned: bool = False
+    ) -> asyncio.Future[list[Appended]]:
         if not self._is_open:
             raise Unavailable("the engine is not open")
         found: list[tuple[PartitionLog, RecordBatch | LateBatch]] = []
@@ -514,11 +516,11 @@ class KafkaEngine:
         if not found and not commits:
             future.set_result([])
             return future
-        has_tables = bool(commits) or any(log.topic.startswith(INTERNAL) and log.topic not in _SHARED_TOPICS for log, _ in found)
-        if has_tables and not self.ownership.is_owner:
+        owned = owned or bool(commits) or any(log.topic.startswith(INTERNAL) and log.topic not in _SHARED_TOPICS for log, _ in found)
+        if owned and not self.ownership.is_owner:
             raise NotCoordinator(self.ownership.coordinator)
         is_plain = (
-            not has_tables
+            not owned
             and all(log is found[0][0] and isinstance(batch, RecordBatch) for log, batch in found)
             and size_bytes <= found[0][0].batch_bytes_max
         )
