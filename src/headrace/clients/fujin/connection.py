@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from headrace.clients.errors import ConnectFailed
 from headrace.clients.tls import TlsOptions
-from headrace.net.quic.endpoint import NO_ERROR, REFUSED, ClientEndpoint, ClientTls
+from headrace.net.quic.endpoint import NO_ERROR, REFUSED, ClientEndpoint, ClientTls, first_to_answer
 from headrace.wire.fujin import ALPN, encode
 
 _OPENED_BY_SERVER = 1
@@ -141,23 +140,8 @@ async def open_connection(
             raise
         return connection
 
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + timeout_seconds
     try:
-        async with asyncio.timeout_at(deadline):
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-            *others, last = dict.fromkeys(str(entry[4][0]) for entry in found)
-            for index, address in enumerate(others):
-                try:
-                    async with asyncio.timeout((deadline - loop.time()) / (len(others) + 1 - index)):
-                        return await attempt(address)
-                except ConnectionRefusedError:
-                    continue
-                except ConnectionError:
-                    raise  # the server has answered
-                except OSError:  # also a timeout
-                    continue
-            return await attempt(last)
+        return await first_to_answer(host, port, attempt, seconds=timeout_seconds)
     except TimeoutError:
         raise ConnectFailed(host=host, port=port, reason=f"no reply within {timeout_seconds:g} s") from None
     except ConnectionError as failure:

@@ -9,10 +9,10 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 from aioquic.buffer import Buffer  # type: ignore[attr-defined]  # exported without __all__
 from aioquic.quic.configuration import QuicConfiguration
@@ -32,6 +32,7 @@ from headrace import limits
 from headrace.net.quic.connection import INITIAL_DATAGRAM_BYTES, Carrier, CarrierTurns, ClientCheck, NetworkAddress, Windows
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 NO_ERROR: Final = int(QuicErrorCode.NO_ERROR)
 _CID_BYTES: Final = 8
@@ -368,3 +369,24 @@ def _set_buffer_sizes(transport: asyncio.BaseTransport) -> None:
     sock = transport.get_extra_info("socket")
     for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
         sock.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BUFFER_BYTES)
+
+
+async def first_to_answer(host: str, port: int, attempt: Callable[[str], Awaitable[T]], *, seconds: float) -> T:
+    """Attempt the addresses of the host in turn until one answers, in a fair part of the time each. Raises `OSError`, also
+    `TimeoutError`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    async with asyncio.timeout_at(deadline):
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        *others, last = dict.fromkeys(str(entry[4][0]) for entry in found)
+        for index, address in enumerate(others):
+            try:
+                async with asyncio.timeout((deadline - loop.time()) / (len(others) + 1 - index)):
+                    return await attempt(address)
+            except ConnectionRefusedError:
+                continue
+            except ConnectionError:
+                raise  # the server has answered
+            except OSError:  # also a timeout
+                continue
+        return await attempt(last)

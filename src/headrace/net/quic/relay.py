@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace import limits
-from headrace.net.quic.endpoint import NO_ERROR, ClientEndpoint, ClientTls
+from headrace.net.quic.endpoint import NO_ERROR, REFUSED, ClientEndpoint, ClientTls, first_to_answer
 from headrace.net.relay import PREFACE, Place, RelayedLink, Relays
 
 _OPENED_BY_SERVER: Final = 1
@@ -39,15 +39,21 @@ class StreamRelay:
     async def open(cls, owner: Relays, protocol: str, place: Place, *, alpn: str, pong: bytes, ca: str) -> StreamRelay:
         """Raises `OSError`."""
         tls = ClientTls(ca_file=Path(ca) if ca else None, fingerprint=place.fingerprint or None)
-        endpoint = await ClientEndpoint.open(place.host, place.port, alpn=alpn, tls=tls, idle_seconds=limits.IDLE_SECONDS_MAX)
-        relay = cls(owner, protocol, place, endpoint, pong)
-        try:
-            endpoint.start()
-            await relay.ready
-        except BaseException:
-            relay.abort("not handed over")
-            raise
-        return relay
+
+        async def attempt(address: str) -> StreamRelay:
+            endpoint = await ClientEndpoint.open(
+                place.host, place.port, alpn=alpn, tls=tls, idle_seconds=limits.IDLE_SECONDS_MAX, address=address
+            )
+            relay = cls(owner, protocol, place, endpoint, pong)
+            try:
+                endpoint.start()
+                await relay.ready
+            except BaseException:
+                relay.abort("not handed over")
+                raise
+            return relay
+
+        return await first_to_answer(place.host, place.port, attempt, seconds=limits.RELAY_CONNECT_SECONDS_MAX)
 
     def attach(self, link: RelayedLink, unserved: bytes) -> None:
         self._link = link
@@ -123,7 +129,7 @@ class StreamRelay:
         self._is_over = True
         self._owner.left(self)
         if not self.ready.done():
-            self.ready.set_exception(ConnectionError(reason))
+            self.ready.set_exception(ConnectionRefusedError(reason) if reason == REFUSED else ConnectionError(reason))
             self.ready.exception()
         link, self._link = self._link, None
         if link is not None:
