@@ -63,7 +63,7 @@ class Fetches:
     async def fetched(self, log: PartitionLog, offset: int, bytes_max: int) -> int:
         """Read from Kafka into the cache, or wait for the fetch that does. Return the offset to continue from."""
         under_way = log.fetch_of(offset)
-        is_own = under_way is None or offset in log.fetches
+        is_own = under_way is None or log.fetches.get(offset, (None,))[0] is under_way
         fetch = under_way or self._start(log, offset, bytes_max)
         try:
             reached = await asyncio.shield(fetch)
@@ -83,7 +83,8 @@ class Fetches:
         log.fetches[offset] = fetch, bytes_max
 
         def done(fetch: asyncio.Task[int]) -> None:
-            del log.fetches[offset]
+            if log.fetches.get(offset, (None,))[0] is fetch:
+                del log.fetches[offset]
             self._under_way.discard(fetch)
             if not fetch.cancelled():
                 fetch.exception()  # readers that wait get it; a later one asks again

@@ -141,6 +141,8 @@ class PartitionLog:
     def fetch_of(self, offset: int) -> asyncio.Task[int] | None:
         """Return the fetch under way whose answer begins at `offset`, or is likely to reach it."""
         for first, (fetch, bytes_max) in self.fetches.items():
+            if fetch.done():  # it is removed in the next turn of the loop, and a reader that awaits it does not let that turn begin
+                continue
             if first == offset or first < offset < first + bytes_max * self._seen_records / max(1, self._seen_bytes):
                 return fetch
         return None
