@@ -29,7 +29,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 _HEADER_COUNT, _NAME_LENGTH, _VALUE_LENGTH = struct.Struct("<H"), struct.Struct("<H"), struct.Struct("<I")
 _BLOCK: Final = 256
-_ROWS_MIN: Final = 16
+EQUAL_ROWS_MIN: Final = 16
 """Fewer rows are encoded faster one by one than by `equal_rows`."""
 _ALL_BYTES: Final = bytes(range(256))
 _SMALL_COUNT_MAX: Final = 32
@@ -170,7 +170,7 @@ def blank_nulls(items: list[bytes | None], validity: bytes | memoryview, start: 
 
 def equal_size(values: Sequence[bytes]) -> int | None:
     """Return the size of the values if they have one and `equal_rows` is the fastest way to encode them."""
-    if len(values) < _ROWS_MIN:
+    if len(values) < EQUAL_ROWS_MIN:
         return None
     sizes = list(map(len, values))
     return sizes[0] if sizes.count(sizes[0]) == len(sizes) else None

@@ -53,9 +53,9 @@ def kafka_headers(headers: Headers, expiry: int) -> list[tuple[str, bytes]]:
     return [*headers, (EXPIRY, b"%d" % expiry)] if expiry != NEVER else list(headers)
 
 
-def sizes_of(batch: RecordBatch) -> int:
-    """Return an upper bound of the encoded size of a batch."""
-    size = batch.size_bytes + _OVERHEAD_BYTES * len(batch)
+def encoded_bytes_max(batch: RecordBatch, size_bytes: int) -> int:
+    """Return an upper bound of the encoded size of a batch, with `size_bytes` of keys and values."""
+    size = size_bytes + _OVERHEAD_BYTES * len(batch)
     if batch.headers is not None:
         size += sum(len(name) * 3 + len(value) + 10 for pairs in batch.headers for name, value in pairs)
     return size + (0 if batch.expiries is None else 40 * len(batch))

@@ -36,15 +36,16 @@ from headrace.engine.contract import (
 )
 from headrace.engine.each import append_by_partition
 from headrace.engine.kafka.cluster import Cluster, KafkaCounters, broker_error
-from headrace.engine.kafka.codec import sizes_of
+from headrace.engine.kafka.codec import encoded_bytes_max
 from headrace.engine.kafka.election import Election
 from headrace.engine.kafka.fetching import Fetches
 from headrace.engine.kafka.following import Followers
 from headrace.engine.kafka.names import CONFIG_NAMES, INTERNAL, Names, from_kafka_config, to_kafka_config, weakness
 from headrace.engine.kafka.offsets import KafkaOffsets, split
 from headrace.engine.kafka.partition import PartitionLog
+from headrace.engine.kafka.parts import Append, LateBatch
 from headrace.engine.kafka.settings import KafkaSettings
-from headrace.engine.kafka.writer import Append, LateBatch, Writer
+from headrace.engine.kafka.writer import Writer
 from headrace.engine.partition_limits import check_partitions
 from headrace.errors import (
     BrokerError,
@@ -502,16 +503,18 @@ class KafkaEngine:
         if not self._is_open:
             raise Unavailable("the engine is not open")
         found: list[tuple[PartitionLog, RecordBatch | LateBatch]] = []
-        size_bytes = 0
+        sizes: list[int] = []
         commits = split(writes)
         for write in writes[:-1] if commits else writes:
             log, batch = self._find_open(write.topic, write.partition), write.batch
+            size_bytes = 0
             if isinstance(batch, (RecordBatch, ColumnBatch)):
-                check_batch(batch)
+                size_bytes = check_batch(batch)
                 if isinstance(batch, ColumnBatch):
                     batch = batch.record_batch()
-                size_bytes += sizes_of(batch)
+                size_bytes = encoded_bytes_max(batch, size_bytes)
             found.append((log, batch))
+            sizes.append(size_bytes)
         future: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
         if not found and not commits:
             future.set_result([])
@@ -522,12 +525,12 @@ class KafkaEngine:
         is_plain = (
             not owned
             and all(log is found[0][0] and isinstance(batch, RecordBatch) for log, batch in found)
-            and size_bytes <= found[0][0].batch_bytes_max
+            and sum(sizes) <= found[0][0].batch_bytes_max
         )
         level = Ack.DURABLE
         if is_plain and ack is not Ack.DURABLE and (topic := self._topics.get(found[0][0].topic)) is not None:
             level = topic.config.ack  # a topic has one level, because producers do not wait for each other
-        self._writer.stage(Append(found, future, self._clock(), size_bytes, not is_plain, level, commits))
+        self._writer.stage(Append(found, future, self._clock(), sizes, not is_plain, level, commits))
         return future
 
     # Reading

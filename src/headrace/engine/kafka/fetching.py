@@ -23,6 +23,8 @@ _FETCH_BYTES_MIN: Final = 256 * KIB
 _AHEAD_BYTES: Final = 4 * MIB
 """Kafka cuts the last record batch of an answer, so several fit."""
 _STABLE_WAIT_MS: Final = 100
+_RECORD_BYTES: Final = 12
+"""Bytes of a Kafka record besides key, value and headers."""
 
 
 class Fetches:
@@ -106,6 +108,7 @@ class Fetches:
         decoded = await Decoded.in_turns(answer.content, answer.aborted, offset)
         if decoded.batches:
             log.remember_fetched(min(offset, decoded.batches[0].base_offset), decoded.batches)
-            log.note_size(decoded.batches)
+            count = sum(map(len, decoded.batches))
+            log.note_size(count, sum(batch.size_estimate_bytes for batch in decoded.batches) + _RECORD_BYTES * count)
             return offset
         return decoded.next_offset  # markers and aborted records only, or not yet stable

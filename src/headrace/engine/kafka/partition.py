@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from headrace.engine.listed import ListedBatch, fitted
@@ -16,13 +16,11 @@ from headrace.limits import MIB
 if TYPE_CHECKING:
     import asyncio
 
-    from headrace.engine.kafka.writer import Append
+    from headrace.engine.kafka.parts import Append
 
 _TAIL_BYTES_MAX: Final = 2 * MIB
 _WINDOWS_MAX: Final = 4
 _SEEN_RECORDS_MAX: Final = 1_000_000
-_RECORD_BYTES: Final = 12
-"""Bytes of a Kafka record besides key, value and headers."""
 
 
 class _Window:
@@ -101,11 +99,10 @@ class PartitionLog:
         """Size of the partition, if all its records are like those that were written and read here."""
         return round((self.end - self.first) * self._seen_bytes / max(1, self._seen_records))
 
-    def note_size(self, batches: Iterable[ListedBatch]) -> None:
-        """Count records for the estimate. Old ones lose weight."""
-        for batch in batches:
-            self._seen_records += len(batch)
-            self._seen_bytes += batch.size_estimate_bytes + _RECORD_BYTES * len(batch)
+    def note_size(self, records: int, size_bytes: int) -> None:
+        """Count records and their bytes in Kafka for the estimate. Old ones lose weight."""
+        self._seen_records += records
+        self._seen_bytes += size_bytes
         if self._seen_records > _SEEN_RECORDS_MAX:
             self._seen_records /= 2
             self._seen_bytes /= 2

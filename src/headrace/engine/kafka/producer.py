@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from aiokafka import AIOKafkaProducer
@@ -18,9 +18,12 @@ from aiokafka.structs import OffsetAndMetadata, TopicPartition
 
 from headrace.engine.contract import Ack
 from headrace.engine.kafka.cluster import Cluster
+from headrace.engine.kafka.codec import add_to
+from headrace.engine.kafka.encoding import encode_plain
 from headrace.engine.kafka.names import RECORD_BYTES_MAX
 from headrace.errors import Unavailable
 from headrace.limits import MIB
+from headrace.records import RecordBatch
 
 _STOP_SECONDS: Final = 1.0
 _ACKS: Final = {Ack.DURABLE: "all", Ack.WRITTEN: 1, Ack.NONE: 0}
@@ -99,8 +102,17 @@ class Producer:
         client.force_metadata_update()
         return False
 
-    def create_batch(self) -> Any:
-        return self._inner.create_batch()
+    def encode(self, batches: Sequence[tuple[RecordBatch, Sequence[int]]]) -> Any:
+        """Return a record batch for `send`: the records of some batches, with their timestamps."""
+        is_transactional = self._inner._txn_manager is not None and self._inner._txn_manager.transactional_id is not None
+        encoded = encode_plain([(batch, timestamps[0]) for batch, timestamps in batches], is_transactional=is_transactional)
+        if encoded is not None:
+            return encoded
+        builder = self._inner.create_batch()
+        for batch, timestamps in batches:
+            is_added = add_to(builder.append, batch, timestamps)
+            assert is_added, "the limit of the builder is above that of any record"
+        return builder
 
     async def send(self, batch: Any, topic: str, partition: int) -> Any:
         """Write a record batch and return its position; None with acks=0."""

@@ -23,22 +23,20 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from aiokafka import errors as kafka_errors
 
-from headrace.engine.catalog import check_batch
-from headrace.engine.contract import Ack, Appended, Commits
+from headrace.engine.contract import Ack, Appended
 from headrace.engine.kafka.cluster import Cluster, broker_error
-from headrace.engine.kafka.codec import Decoded, add_to, sizes_of
+from headrace.engine.kafka.codec import Decoded
 from headrace.engine.kafka.offsets import KafkaOffsets
 from headrace.engine.kafka.partition import PartitionLog
+from headrace.engine.kafka.parts import Append, Invalid, Part, built, grouped, listed, note, phases
 from headrace.engine.kafka.producer import Producer
-from headrace.engine.listed import ListedBatch
 from headrace.errors import AppendUnknown, BrokerError, Unavailable, UnknownTopic
 from headrace.limits import MIB
-from headrace.records import AnyBatch, ColumnBatch, RecordBatch
+from headrace.records import RecordBatch
 from headrace.storage.health import Health
 
 _BATCH_BYTES: Final = 1 * MIB
@@ -53,54 +51,6 @@ _RECONCILE_SECONDS: Final = 0.2
 _GONE_SECONDS: Final = 0.2
 _METADATA_SECONDS: Final = 0.02
 _STEP: Final = "writing to Kafka"
-LateBatch: TypeAlias = Callable[[Sequence[Appended]], AnyBatch]
-
-
-@dataclass(slots=True, eq=False)
-class Append:
-    """One call of `Engine.append`."""
-
-    writes: list[tuple[PartitionLog, RecordBatch | LateBatch]]
-    future: asyncio.Future[list[Appended]]
-    now: int
-    size_bytes: int
-    is_transaction: bool
-    ack: Ack = Ack.DURABLE
-    """Below durable only outside of transactions."""
-    commits: Commits = field(default_factory=list)
-    is_sent: bool = False
-    is_doubtful: bool = False
-    timer: asyncio.TimerHandle | None = None
-    appended: list[Appended | None] = field(default_factory=list)
-
-    @property
-    def logs(self) -> list[PartitionLog]:
-        return list(dict.fromkeys(log for log, _ in self.writes))
-
-    def results(self) -> list[Appended]:
-        """Return a position for each write; commits have none of their own."""
-        found = [one for one in self.appended if one is not None]
-        return [*found, Appended(0, len(self.commits), self.now)] if self.commits else found
-
-    def resolve(self, outcome: list[Appended] | BrokerError) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-        if self.future.done():  # the caller was cancelled; the append is valid
-            return
-        if isinstance(outcome, BrokerError):
-            self.future.set_exception(outcome)
-        else:
-            self.future.set_result(outcome)
-
-
-@dataclass(slots=True)
-class _Part:
-    """Records of one write in one record batch."""
-
-    append: Append
-    index: int
-    batch: RecordBatch
-    timestamps: Sequence[int]
 
 
 class Writer:
@@ -286,7 +236,7 @@ class Writer:
 
     async def _send(self, log: PartitionLog, appends: list[Append]) -> None:
         parts = [
-            _Part(append, index, batch, _timestamps(batch, append.now))
+            Part.of(append, index, batch)
             for append in appends
             for index, (_, batch) in enumerate(append.writes)
             if isinstance(batch, RecordBatch)
@@ -326,30 +276,28 @@ class Writer:
                     await found.discard()
             return self._plain[ack]
 
-    async def _write(self, producer: Producer, log: PartitionLog, parts: list[_Part]) -> None:
+    async def _write(self, producer: Producer, log: PartitionLog, parts: list[Part]) -> None:
         """Write the parts as few record batches, in order, and note where each landed."""
         while not producer.knows(*log.place):
             if log.is_gone:
                 raise UnknownTopic(log.topic)
             await asyncio.sleep(_METADATA_SECONDS)
         offset = log.end
-        for group in _grouped(parts, min(_BATCH_BYTES, log.batch_bytes_max), log.batch_bytes_max):
-            builder = producer.create_batch()
-            for part in group:
-                is_added = add_to(builder.append, part.batch, part.timestamps)
-                assert is_added, "the limit of the builder is above that of any record"
+        for group in grouped(parts, min(_BATCH_BYTES, log.batch_bytes_max), log.batch_bytes_max):
+            batch = producer.encode([(part.batch, part.timestamps) for part in group])
             self._cluster.counters.requests["produce"] += 1
-            metadata = await producer.send(builder, log.kafka_topic, log.number)
+            metadata = await producer.send(batch, log.kafka_topic, log.number)
             offset = metadata.offset if metadata is not None else offset
+            log.note_size(batch.record_count(), batch.size())
             if offset < 0:
                 raise AppendUnknown("Kafka has written the records before and does not say where", None)
             for part in group:
                 if metadata is not None and metadata.timestamp_type == 1 and metadata.timestamp >= 0:  # the topic stamps records itself
                     part.timestamps = [metadata.timestamp] * len(part.batch)
-                _note(part, offset)
+                note(part, offset)
                 offset += len(part.batch)
 
-    def _advance(self, written: dict[PartitionLog, list[_Part]]) -> None:
+    def _advance(self, written: dict[PartitionLog, list[Part]]) -> None:
         """Move the ends, keep the records for readers at the end, and wake them."""
         moved: list[PartitionLog] = []
         for log, parts in written.items():
@@ -357,13 +305,11 @@ class Writer:
             first = parts[0].append.appended[parts[0].index]
             assert last is not None and first is not None
             end = last.last_offset + 1
-            # Records of others between ours would be missing in the cache.
-            listed = [_listed(part) for part in parts]
-            log.note_size(listed)
             if parts[0].append.ack is Ack.NONE:
                 continue  # whether and where Kafka has written them is not known
+            # Records of others between ours would be missing in the cache.
             if log.watchers and first.base_offset == log.end and end - log.end == sum(len(part.batch) for part in parts):
-                log.remember(log.end, listed)
+                log.remember(log.end, [listed(part) for part in parts])
             if log.advance(end):
                 moved.append(log)
         self._advanced(moved)
@@ -408,7 +354,7 @@ class Writer:
         for append in appends:
             append.is_sent = True
         outcome: BrokerError | None = None
-        written: dict[PartitionLog, list[_Part]] = {}
+        written: dict[PartitionLog, list[Part]] = {}
         is_ending = False
         try:
             if self._is_fenced:
@@ -419,7 +365,7 @@ class Writer:
             await producer.begin()
             try:
                 await self._write_while_there(producer, appends, written)
-            except _Invalid as invalid:
+            except Invalid as invalid:
                 await self._drop_transactional()
                 self._finish([invalid.append], invalid.error)
                 rest = [append for append in appends if append is not invalid.append]
@@ -460,7 +406,7 @@ class Writer:
             self._health.succeeded(_STEP)
             self._advance(written)
 
-    async def _write_while_there(self, producer: Producer, appends: list[Append], written: dict[PartitionLog, list[_Part]]) -> None:
+    async def _write_while_there(self, producer: Producer, appends: list[Append], written: dict[PartitionLog, list[Part]]) -> None:
         """Write the appends, unless a topic is deleted meanwhile: the library would wait for it for ever."""
         writing = asyncio.get_running_loop().create_task(self._write_phases(producer, appends, written))
         try:
@@ -468,7 +414,7 @@ class Writer:
                 for append in appends:
                     for log in append.logs:
                         if log.is_gone:
-                            raise _Invalid(append, UnknownTopic(log.topic))
+                            raise Invalid(append, UnknownTopic(log.topic))
         finally:
             writing.cancel()
         await writing
@@ -479,7 +425,7 @@ class Writer:
         if broken is not None:
             await broken.discard()
 
-    async def _reconciled(self, appends: list[Append], written: dict[PartitionLog, list[_Part]], failure: Exception) -> BrokerError | None:
+    async def _reconciled(self, appends: list[Append], written: dict[PartitionLog, list[Part]], failure: Exception) -> BrokerError | None:
         """Find out whether a transaction was committed whose commit failed. The callers learn at once that it is unknown.
 
         A producer with a new epoch ends the transaction one way or the other; then the first of its records is there, or it is not.
@@ -509,17 +455,17 @@ class Writer:
         for append in appends:
             append.resolve(append.results() if outcome is None else outcome)
 
-    async def _write_phases(self, producer: Producer, appends: list[Append], written: dict[PartitionLog, list[_Part]]) -> None:
+    async def _write_phases(self, producer: Producer, appends: list[Append], written: dict[PartitionLog, list[Part]]) -> None:
         """Write all appends. A batch that depends on the positions of earlier writes is written in a later phase than those."""
-        for phase in _phases(appends):
-            by_log: dict[PartitionLog, list[_Part]] = {}
+        for phase in phases(appends):
+            by_log: dict[PartitionLog, list[Part]] = {}
             for append, index in phase:
                 log, batch = append.writes[index]
                 if log.is_gone:
-                    raise _Invalid(append, UnknownTopic(log.topic))
+                    raise Invalid(append, UnknownTopic(log.topic))
                 if not isinstance(batch, RecordBatch):
-                    batch = _built(append, index, batch)
-                by_log.setdefault(log, []).append(_Part(append, index, batch, _timestamps(batch, append.now)))
+                    batch = built(append, index, batch)
+                by_log.setdefault(log, []).append(Part.of(append, index, batch))
             outcomes = await asyncio.gather(*(self._write(producer, log, parts) for log, parts in by_log.items()), return_exceptions=True)
             for failure in outcomes:
                 if failure is not None:
@@ -528,94 +474,5 @@ class Writer:
                 written.setdefault(log, []).extend(parts)
 
 
-class _Invalid(Exception):
-    """One append of a transaction is invalid."""
-
-    def __init__(self, append: Append, error: BrokerError) -> None:
-        super().__init__(str(error))
-        self.append, self.error = append, error
-
-
 def _taken_over() -> Unavailable:
     return Unavailable("another broker has taken over the tables; nothing was written")
-
-
-def _built(append: Append, index: int, build: LateBatch) -> RecordBatch:
-    try:
-        batch = build([found for found in append.appended[:index] if found is not None])
-        check_batch(batch)
-    except BrokerError as error:
-        raise _Invalid(append, error) from None
-    return batch.record_batch() if isinstance(batch, ColumnBatch) else batch
-
-
-def _phases(appends: list[Append]) -> list[list[tuple[Append, int]]]:
-    """Return the writes in phases. Within a partition the phases rise with the order of the appends."""
-    phases: list[list[tuple[Append, int]]] = []
-    latest: dict[PartitionLog, int] = {}
-    for append in appends:
-        before = -1
-        for index, (log, batch) in enumerate(append.writes):
-            phase = latest.get(log, 0)
-            if not isinstance(batch, RecordBatch):
-                phase = max(phase, before + 1)
-            latest[log] = phase
-            before = max(before, phase)
-            while len(phases) <= phase:
-                phases.append([])
-            phases[phase].append((append, index))
-    return phases
-
-
-def _grouped(parts: list[_Part], target_bytes: int, bytes_max: int) -> Iterable[list[_Part]]:
-    """Divide the parts into record batches: several small parts in one, a part above the limit in several."""
-    group: list[_Part] = []
-    group_bytes = 0
-    for part in parts:
-        size_bytes = sizes_of(part.batch)
-        if group and group_bytes + size_bytes > target_bytes:
-            yield group
-            group, group_bytes = [], 0
-        if size_bytes > bytes_max and len(part.batch) > 1:
-            yield from ([chunk] for chunk in _chunks(part, target_bytes))
-            continue
-        group.append(part)
-        group_bytes += size_bytes
-    if group:
-        yield group
-
-
-def _chunks(part: _Part, target_bytes: int) -> Iterable[_Part]:
-    start, size_bytes = 0, 0
-    for index in range(len(part.batch)):
-        own = sizes_of(part.batch[index : index + 1])
-        if index > start and size_bytes + own > target_bytes:
-            yield _Part(part.append, part.index, part.batch[start:index], part.timestamps[start:index])
-            start, size_bytes = index, 0
-        size_bytes += own
-    yield _Part(part.append, part.index, part.batch[start:], part.timestamps[start:])
-
-
-def _note(part: _Part, offset: int) -> None:
-    """Note where a part landed. A write in several record batches may have gaps."""
-    count, before = len(part.batch), part.append.appended[part.index]
-    if before is None:
-        part.append.appended[part.index] = Appended(offset, count, part.timestamps[0])
-        return
-    offsets: Sequence[int] | None = None
-    if before.offsets is not None or before.last_offset + 1 != offset:
-        offsets = [*(before.offset(index) for index in range(before.count)), *range(offset, offset + count)]
-    part.append.appended[part.index] = Appended(before.base_offset, before.count + count, before.timestamp, offsets)
-
-
-def _timestamps(batch: RecordBatch, now: int) -> Sequence[int]:
-    return [now] * len(batch) if batch.timestamps is None else batch.timestamps
-
-
-def _listed(part: _Part) -> ListedBatch:
-    appended = part.append.appended[part.index]
-    assert appended is not None
-    batch, first = part.batch, appended.base_offset
-    expiries = batch.expiries if batch.expiries is not None and any(batch.expiries) else None
-    records = replace(batch, timestamps=part.timestamps, expiries=expiries)
-    return ListedBatch.of(range(first, first + len(batch)), records, next_offset=first + len(batch))

@@ -169,7 +169,7 @@ class RustLogHandlers:
         """Count the records of a reply."""
         if isinstance(reply, m.FetchReply):
             self._context.messages_fetched += len(reply.values)
-            self._context.bytes_out += sum(map(len, reply.values))
+            self._context.bytes_out += reply.value_bytes
             self._context.fetch_latency.record(self._context.ticks_ns() - started_ns)
         return reply
 

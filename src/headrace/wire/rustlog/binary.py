@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import Final
 
-from headrace.columns import equal_rows, equal_size
+from headrace.columns import EQUAL_ROWS_MIN, equal_rows, equal_size
 from headrace.errors import InvalidRequest
 from headrace.limits import RUSTLOG_PRODUCE_RECORDS_MAX
 from headrace.wire.rustlog import messages as m
@@ -190,7 +190,7 @@ def _request_payload(request: m.Request) -> bytes:
     match request:
         case m.Produce(topic, partition, records):
             head = (_U8.pack(PRODUCE), _name(topic), _U32.pack(partition), _U32.pack(len(records)))
-            return b"".join(chain(head, _sized(records)))
+            return b"".join(chain(head, _sized(records, equal_size(records))))
         case m.Fetch(topic, partition, offset, max_bytes, group):
             tail = (_U32.pack(partition), _U64.pack(offset), _U32.pack(max_bytes))
             return b"".join((_U8.pack(FETCH), _name(group), _name(topic), *tail))
@@ -225,8 +225,9 @@ def produced_record_bytes(value: bytes) -> int:
     return RECORD_OVERHEAD_BYTES + len(value)
 
 
-def _sized(records: Sequence[bytes]) -> Iterable[bytes | bytearray]:
-    if (size := equal_size(records)) is not None:
+def _sized(records: Sequence[bytes], size: int | None) -> Iterable[bytes | bytearray]:
+    """Return the records, each after its size; `size` is that of all, if known."""
+    if size is not None and len(records) >= EQUAL_ROWS_MIN:
         return (equal_rows(records, size, _U32.pack(size)),)
     return chain.from_iterable(zip(map(_U32.pack, map(len, records)), records, strict=True))
 
@@ -308,9 +309,9 @@ def encode_reply(reply: m.Reply) -> bytes:
         case m.ProduceReply(offsets):
             base = _dense_start(offsets, offsets[-1] + 1 if offsets else 0)
             return _PRODUCED.pack(PRODUCE, base, len(offsets))
-        case m.FetchReply(offsets, values, following):
+        case m.FetchReply(offsets, values, following, value_size):
             _dense_start(offsets, following)
-            return b"".join(chain((_FETCHED.pack(FETCH, len(values)),), _sized(values), (_U64.pack(following),)))
+            return b"".join(chain((_FETCHED.pack(FETCH, len(values)),), _sized(values, value_size), (_U64.pack(following),)))
         case m.OffsetCommitReply(success):
             return bytes((OFFSET_COMMIT, success))
         case m.OffsetFetchReply(offset):

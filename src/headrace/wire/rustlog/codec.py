@@ -269,7 +269,9 @@ def fetch_reply(
     The binary dialect sends no offsets, so a binary reply also ends before the first gap.
     """
     assert values, "an empty reply needs the log's end, which only the broker knows"
-    count = _wanted(dialect, values, max_bytes)
+    sizes = list(map(len, values))
+    is_equal = sizes.count(sizes[0]) == len(sizes)
+    count = max(1, _within(sizes, is_equal, _BINARY_ACCOUNTED_OVERHEAD if dialect is Dialect.BINARY else 0, max_bytes))
     if dialect is Dialect.BINARY:
         count = _before_gap(offsets, count)
     # What is within `max_bytes` with 12 bytes a record fits a frame of that size with 4 bytes a record.
@@ -279,17 +281,12 @@ def fetch_reply(
     if count == 0:
         alone = len(values[0]) + binary.RECORD_OVERHEAD_BYTES + binary.FETCH_REPLY_OVERHEAD_BYTES
         return errors.record_does_not_fit(dialect, offsets[0], len(values[0]), fits_binary=alone <= RUSTLOG_FRAME_BYTES_MAX)
-    return FetchReply(offsets[:count], values[:count], offsets[count - 1] + 1)
+    return FetchReply(offsets[:count], values[:count], offsets[count - 1] + 1, sizes[0] if is_equal else None)
 
 
-def _wanted(dialect: Dialect, values: Sequence[bytes], max_bytes: int) -> int:
-    return max(1, _within(values, _BINARY_ACCOUNTED_OVERHEAD if dialect is Dialect.BINARY else 0, max_bytes))
-
-
-def _within(values: Sequence[bytes], overhead: int, room: int) -> int:
-    """Return how many values fit, each with its overhead."""
-    sizes = list(map(len, values))
-    if sizes.count(sizes[0]) == len(sizes) and sizes[0]:
+def _within(sizes: Sequence[int], is_equal: bool, overhead: int, room: int) -> int:
+    """Return how many values of these sizes fit, each with its overhead."""
+    if is_equal and sizes[0]:
         return min(len(sizes), room // (sizes[0] + overhead))
     if sum(sizes) + overhead * len(sizes) <= room:
         return len(sizes)
@@ -306,7 +303,7 @@ def _before_gap(offsets: Sequence[int], count: int) -> int:
 def _fitting(dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], count: int, bytes_max: int) -> int:
     """Return how many of the first `count` records fit a frame of `bytes_max`."""
     if dialect is Dialect.BINARY:
-        return _within(values[:count], binary.RECORD_OVERHEAD_BYTES, bytes_max - binary.FETCH_REPLY_OVERHEAD_BYTES)
+        return _within(list(map(len, values[:count])), False, binary.RECORD_OVERHEAD_BYTES, bytes_max - binary.FETCH_REPLY_OVERHEAD_BYTES)
     room = bytes_max - json.FETCH_REPLY_OVERHEAD_BYTES
     if json.records_bytes_at_most(values[:count]) <= room:
         return count

@@ -7,7 +7,7 @@ client). Records are columns: one `Produce` or `FetchReply` holds many of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
@@ -120,6 +120,13 @@ class FetchReply:
     offsets: Sequence[int]
     values: Sequence[bytes]
     next_offset: int
+    value_size: int | None = field(default=None, compare=False)
+    """Size of each value, if all have one and the sender has found it out."""
+
+    @property
+    def value_bytes(self) -> int:
+        """Size of all values."""
+        return sum(map(len, self.values)) if self.value_size is None else self.value_size * len(self.values)
 
 
 @dataclass(slots=True)
