@@ -189,10 +189,21 @@ def equal_rows(
     del rows[: len(tail)]
     if numbers:
         assert len(numbers) == len(values)
-        columns = _number_columns(numbers)
-        for at, column in enumerate(columns, numbers_at + 8 - len(columns)):
-            rows[at :: len(head) + size + len(tail)] = column
+        _write_numbers(rows, len(head) + size + len(tail), numbers, numbers_at)
     return rows
+
+
+def numbered_rows(row: bytes, numbers: Sequence[int], numbers_at: int) -> bytearray:
+    """Return the row once for each of at least one number, which replaces eight zero bytes at `numbers_at`, big-endian."""
+    rows = bytearray(row) * len(numbers)
+    _write_numbers(rows, len(row), numbers, numbers_at)
+    return rows
+
+
+def _write_numbers(rows: bytearray, row_bytes: int, numbers: Sequence[int], numbers_at: int) -> None:
+    columns = _number_columns(numbers)
+    for at, column in enumerate(columns, numbers_at + 8 - len(columns)):
+        rows[at::row_bytes] = column
 
 
 def _number_columns(numbers: Sequence[int]) -> list[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given
@@ -135,6 +135,20 @@ def test_any_fetched_records_read_back_as_they_were_written(
 def test_any_metadata_reads_back_as_it_was_written(topic: str, rows: list[tuple[int, int, int, int, int]]) -> None:
     batch = RecordMetadataBatch(topic, *(list(column) for column in zip(*rows, strict=True)))
     assert ReplyDecoder().feed(encode_reply(0x01, batch)) == [batch]
+
+
+@given(topics, partitions, st.integers(0, 2**63 - 400), st.integers(1, 300), st.integers(-(2**63), 2**63 - 1), partitions, partitions)
+def test_metadata_in_columns_has_the_bytes_of_single_rows(
+    topic: str, partition: int, first: int, count: int, timestamp: int, key_size: int, value_size: int
+) -> None:
+    def batch(offsets: Sequence[int]) -> RecordMetadataBatch:
+        size = len(offsets)
+        return RecordMetadataBatch(topic, [partition] * size, offsets, [timestamp] * size, [key_size] * size, [value_size] * size)
+
+    dense = range(first, first + count)
+    with_gaps = [offset + index % 3 for index, offset in enumerate(dense)]
+    for offsets in (dense, list(dense), with_gaps):
+        assert encode_reply(0x01, batch(offsets)) == b"".join(encode_reply(0x01, batch([offset])) for offset in offsets)
 
 
 def replied(opcode: int, reply: Reply, dialect: Dialect) -> Reply:

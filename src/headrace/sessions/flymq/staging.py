@@ -69,19 +69,20 @@ class Staged:
         count = len(self._value_sizes)
         opcode, reply_to = (Opcode.PRODUCE_WITH_TTL, error_reply) if self._has_ttls else (Opcode.PRODUCE, publish_error_reply)
         partitions, offsets, timestamps = [0] * count, [0] * count, [0] * count
+        placed: tuple[Sequence[int], Sequence[int], Sequence[int]] = partitions, offsets, timestamps
         failed: dict[int, bytes] = {}
         for part in self.parts:
             outcome = _resolved(part.outcome)
             if isinstance(outcome, BrokerError):
                 failed |= dict.fromkeys(part.indexes, encode_failure(reply_to(outcome), dialect))
             elif len(self.parts) == 1:
-                partitions, offsets, timestamps = columns(outcome)
+                placed = columns(outcome)
             else:
                 for index, *row in zip(part.indexes, *columns(outcome), strict=True):
                     partitions[index], offsets[index], timestamps[index] = row
         if len(failed) == count:
             return b"".join([failed[index] for index in range(count)])
-        rows = RecordMetadataBatch(self._topic, partitions, offsets, timestamps, self._key_sizes, self._value_sizes)
+        rows = RecordMetadataBatch(self._topic, *placed, self._key_sizes, self._value_sizes)
         frames = encode_reply(opcode, rows)
         if not failed:
             return frames
@@ -162,10 +163,11 @@ def _resolved(outcome: Outcome | BrokerError) -> Published | BrokerError:
     raise error
 
 
-def columns(published: Published) -> tuple[list[int], list[int], list[int]]:
+def columns(published: Published) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+    """Return partitions, offsets and timestamps of the records."""
     count, timestamps = published.count, [published.timestamp] * published.count
     if published.placements is None:
-        return [published.partition] * count, list(range(published.base_offset, published.base_offset + count)), timestamps
+        return [published.partition] * count, range(published.base_offset, published.base_offset + count), timestamps
     return [place for place, _ in published.placements], [offset for _, offset in published.placements], timestamps
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -258,11 +258,11 @@ class PlacedBatch:
     """RecordMetadata of adjacent records of one topic, in columns."""
 
     topic: str
-    partitions: list[int]
-    offsets: list[int]
-    timestamps: list[int]
-    key_sizes: list[int]
-    value_sizes: list[int]
+    partitions: Sequence[int]
+    offsets: Sequence[int]
+    timestamps: Sequence[int]
+    key_sizes: Sequence[int]
+    value_sizes: Sequence[int]
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -126,10 +126,10 @@ class _Decoder(ABC, Generic[E]):
         """Return all bytes, or None while a frame is incomplete, so that its bytes are not copied for every chunk."""
         if not self._held:
             return chunk
-        self._held += chunk
-        if len(self._held) < self._wanted:
+        if len(self._held) + len(chunk) < self._wanted:
+            self._held += chunk
             return None
-        joined = bytes(self._held)
+        joined = b"".join((self._held, chunk))
         self._held.clear()
         return joined
 

@@ -17,12 +17,12 @@ from headrace.wire.flymq.fields import S16
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
 from headrace.wire.flymq.messages import AUTO, ProduceMany
 from headrace.wire.flymq.opcodes import Opcode
+from headrace.wire.flymq.produce import PLACE
 
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.PRODUCE << 8 | BINARY
 _FRONT = struct.Struct(">IIH")
 _LENGTH = struct.Struct(">I")
 _AUTO_BYTES: Final = struct.pack(">i", AUTO)
-_PLACE = struct.Struct(">iQqii")
 _FIXED_BYTES: Final = _FRONT.size + 4 + 4 + 4
 """Bytes of a frame beside topic, key and value."""
 MANY_MIN: Final = 16
@@ -133,7 +133,7 @@ def _take_singly(many: ProduceMany, buffer: bytes, position: int, end: int, coun
 @lru_cache(maxsize=65_536)
 def _metadata_front(topic: str) -> bytes:
     field = S16.write(topic)
-    return struct.pack(">II", _HEAD, len(field) + _PLACE.size) + field
+    return struct.pack(">II", _HEAD, len(field) + PLACE.size) + field
 
 
 def encode_metadata_each(
@@ -145,5 +145,5 @@ def encode_metadata_each(
     value_sizes: Iterable[int],
 ) -> list[bytes]:
     """Return two parts of a RecordMetadata frame for each record: all up to the topic, and the rest."""
-    rows = map(_PLACE.pack, partitions, offsets, repeat(timestamp), key_sizes, value_sizes)
+    rows = map(PLACE.pack, partitions, offsets, repeat(timestamp), key_sizes, value_sizes)
     return list(chain.from_iterable(zip(map(_metadata_front, topics), rows, strict=True)))

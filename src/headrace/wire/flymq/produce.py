@@ -17,6 +17,7 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Final
 
+from headrace.columns import EQUAL_ROWS_MIN, numbered_rows
 from headrace.errors import InvalidRequest, RecordTooLarge
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq.fields import B32, I32, S16, Reader
@@ -32,9 +33,9 @@ _LENGTH, _PARTITION, _TOPIC_LENGTH = struct.Struct(">I"), struct.Struct(">i"), s
 _LONE_TAIL = struct.Struct(">II")
 """Key length and, without a key, value length."""
 _AUTO_BYTES: Final = _PARTITION.pack(AUTO)
-_METADATA_TAIL: Final = "iQqii"
-_METADATA: Final = struct.Struct(">" + _METADATA_TAIL)
-_METADATA_TAIL_BYTES: Final = _METADATA.size
+_PLACE_LAYOUT: Final = "iQqii"
+PLACE: Final = struct.Struct(">" + _PLACE_LAYOUT)
+"""Partition, offset, timestamp, size of the key or `AUTO`, size of the value."""
 
 _STRETCH_MIN: Final = 16
 _STRETCH_GROWTH: Final = 4
@@ -241,20 +242,36 @@ def check_sizes(sizes: Sequence[int], extra: int) -> None:
 def encode_metadata(batch: RecordMetadataBatch, opcode: int = Opcode.PRODUCE) -> bytes:
     """Return a RecordMetadata frame for each record. They differ only in their last 28 bytes."""
     field = S16.write(batch.topic)
-    front = _HEADER.pack(_HEAD & ~0xFF00 | opcode << 8, len(field) + _METADATA_TAIL_BYTES) + field
-    rows = map(_METADATA.pack, batch.partitions, batch.offsets, batch.timestamps, batch.key_sizes, batch.value_sizes)
-    return front + front.join(rows)
+    front = _HEADER.pack(_HEAD & ~0xFF00 | opcode << 8, len(field) + PLACE.size) + field
+    return place_rows(front, batch.partitions, batch.offsets, batch.timestamps, batch.key_sizes, batch.value_sizes)
+
+
+def place_rows(
+    front: bytes,
+    partitions: Sequence[int],
+    offsets: Sequence[int],
+    timestamps: Sequence[int],
+    key_sizes: Sequence[int],
+    value_sizes: Sequence[int],
+) -> bytes:
+    """Return the front and the place of each record. Where only the offsets differ, they are written a column at a time."""
+    count = len(offsets)
+    others = (partitions, timestamps, key_sizes, value_sizes)
+    if count >= EQUAL_ROWS_MIN and all(column.count(column[0]) == count for column in others):
+        row = front + PLACE.pack(partitions[0], 0, timestamps[0], key_sizes[0], value_sizes[0])
+        return bytes(numbered_rows(row, offsets, len(front) + _PARTITION.size))
+    return front + front.join(map(PLACE.pack, partitions, offsets, timestamps, key_sizes, value_sizes))
 
 
 @lru_cache(maxsize=1024)
 def _metadata_front(topic: str) -> bytes:
     field = S16.write(topic)
-    return _HEADER.pack(_HEAD, len(field) + _METADATA_TAIL_BYTES) + field
+    return _HEADER.pack(_HEAD, len(field) + PLACE.size) + field
 
 
 def encode_metadata_one(topic: str, partition: int, offset: int, timestamp: int, key_size: int, value_size: int) -> bytes:
     """Return the RecordMetadata frame of a single record."""
-    return _metadata_front(topic) + _METADATA.pack(partition, offset, timestamp, key_size, value_size)
+    return _metadata_front(topic) + PLACE.pack(partition, offset, timestamp, key_size, value_size)
 
 
 def take_metadata(buffer: bytes, position: int, end: int) -> tuple[RecordMetadataBatch | None, int]:
@@ -267,14 +284,14 @@ def take_metadata(buffer: bytes, position: int, end: int) -> tuple[RecordMetadat
         return None, position
     (topic_bytes,) = _TOPIC_LENGTH.unpack_from(buffer, field_from)
     front = buffer[position : field_from + 2 + topic_bytes]
-    frame_bytes = len(front) + _METADATA_TAIL_BYTES
+    frame_bytes = len(front) + PLACE.size
     if _LENGTH.unpack_from(buffer, position + 4) != (frame_bytes - HEADER_BYTES,):
         return None, position
     try:
         topic = front[HEADER_BYTES + 2 :].decode()
     except UnicodeDecodeError:
         return None, position
-    layout = struct.Struct(f">{len(front)}s{_METADATA_TAIL}")
+    layout = struct.Struct(f">{len(front)}s{_PLACE_LAYOUT}")
     columns: tuple[list[int], ...] = ([], [], [], [], [])
     stretch = _STRETCH_MIN
     while (count := min(stretch, (end - position) // frame_bytes)) > 0:
@@ -292,5 +309,5 @@ def take_metadata(buffer: bytes, position: int, end: int) -> tuple[RecordMetadat
 def read_metadata(reader: Reader) -> RecordMetadataBatch:
     """Decode one RecordMetadata payload. Extra bytes are allowed."""
     topic = S16.read(reader)
-    row = struct.unpack(">" + _METADATA_TAIL, reader.take(_METADATA_TAIL_BYTES))
+    row = PLACE.unpack(reader.take(PLACE.size))
     return RecordMetadataBatch(topic, *([number] for number in row))

@@ -36,11 +36,11 @@ from headrace.wire.flymq.fields import B32, BOOL, I32, S16, U32, Layout, Reader,
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
 from headrace.wire.flymq.messages import AUTO
 from headrace.wire.flymq.opcodes import Opcode
-from headrace.wire.flymq.produce import check_sizes
+from headrace.wire.flymq.produce import PLACE, check_sizes, place_rows
 
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_PRODUCE << 8 | BINARY
 _HEADER = struct.Struct(">II")
-_LENGTH, _PARTITION, _PLACE = struct.Struct(">I"), struct.Struct(">i"), struct.Struct(">iQqii")
+_LENGTH, _PARTITION = struct.Struct(">I"), struct.Struct(">i")
 _SIZE = struct.Struct(">i")
 _BEGIN_HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_BEGIN << 8 | BINARY
 _COMMIT_HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_COMMIT << 8 | BINARY
@@ -78,17 +78,13 @@ class PlacesLayout:
     """List of RecordMetadata at the end of TXN_COMMIT's reply, in columns. Empty if missing."""
 
     def read(self, reader: Reader, /) -> list[PlacedBatch]:
-        batches: list[PlacedBatch] = []
+        topics: list[tuple[str, list[tuple[int, ...]]]] = []
         for _ in range(U32.read(reader) if reader.left else 0):
-            topic, row = S16.read(reader), _PLACE.unpack(reader.take(_PLACE.size))
-            if not batches or batches[-1].topic != topic:
-                batches.append(PlacedBatch(topic, [], [], [], [], []))
-            batch = batches[-1]
-            for column, number in zip(
-                (batch.partitions, batch.offsets, batch.timestamps, batch.key_sizes, batch.value_sizes), row, strict=True
-            ):
-                column.append(number)
-        return batches
+            topic, row = S16.read(reader), PLACE.unpack(reader.take(PLACE.size))
+            if not topics or topics[-1][0] != topic:
+                topics.append((topic, []))
+            topics[-1][1].append(row)
+        return [PlacedBatch(topic, *(list(column) for column in zip(*rows, strict=True))) for topic, rows in topics]
 
     def write(self, value: list[PlacedBatch], /) -> bytes:
         if not value:
@@ -96,15 +92,14 @@ class PlacesLayout:
         parts = [U32.write(sum(map(len, value)))]
         for batch in value:
             field = S16.write(batch.topic)
-            rows = map(_PLACE.pack, batch.partitions, batch.offsets, batch.timestamps, batch.key_sizes, batch.value_sizes)
-            parts += (field, field.join(rows))
+            parts.append(place_rows(field, batch.partitions, batch.offsets, batch.timestamps, batch.key_sizes, batch.value_sizes))
         return b"".join(parts)
 
 
 def encode_staged(topic: str, partition: int, timestamp: int, value_sizes: Sequence[int]) -> bytes:
     """Return the replies to TXN_PRODUCEs without keys to one partition: they differ only in the size of the value."""
     field = S16.write(topic)
-    front = _HEADER.pack(_HEAD, len(field) + _PLACE.size) + field + _PLACE.pack(partition, 0, timestamp, AUTO, 0)[: -_SIZE.size]
+    front = _HEADER.pack(_HEAD, len(field) + PLACE.size) + field + PLACE.pack(partition, 0, timestamp, AUTO, 0)[: -_SIZE.size]
     if value_sizes.count(value_sizes[0]) == len(value_sizes):
         return (front + _SIZE.pack(value_sizes[0])) * len(value_sizes)
     return front + front.join(map(_SIZE.pack, value_sizes))
@@ -128,8 +123,8 @@ def encode_whole(
         # Only ids and offsets differ.
         middle = b"\x01" + _LENGTH.pack(1) + field
         front = encode_staged(topic, partition, timestamp, [size])
-        front += _HEADER.pack(_COMMIT_HEAD, 2 + id_bytes + len(middle) + _PLACE.size) + id_bytes.to_bytes(2, "big")
-        layout = struct.Struct(f">{len(front)}s{id_bytes}s{len(middle)}s{_PLACE.format[1:]}")
+        front += _HEADER.pack(_COMMIT_HEAD, 2 + id_bytes + len(middle) + PLACE.size) + id_bytes.to_bytes(2, "big")
+        layout = struct.Struct(f">{len(front)}s{id_bytes}s{len(middle)}s{PLACE.format[1:]}")
         offsets, times = range(offset, offset + len(ids)), repeat(timestamp)
         rows = map(layout.pack, repeat(front), ids, repeat(middle), repeat(partition), offsets, times, repeat(AUTO), sizes)
         return b"".join(rows)
@@ -137,8 +132,8 @@ def encode_whole(
     for id, count in zip(transactions, counts, strict=True):
         own, begin = sizes[first : first + count], offset + first
         first += count
-        rows = map(_PLACE.pack, repeat(partition), range(begin, begin + count), repeat(timestamp), repeat(AUTO), own)
-        ended = b"".join((S16.write(id), b"\x01", _LENGTH.pack(count), field, field.join(rows)))
+        places = place_rows(field, [partition] * count, range(begin, begin + count), [timestamp] * count, [AUTO] * count, own)
+        ended = b"".join((S16.write(id), b"\x01", _LENGTH.pack(count), places))
         frames += (encode_staged(topic, partition, timestamp, own), _HEADER.pack(_COMMIT_HEAD, len(ended)), ended)
     return b"".join(frames)
 

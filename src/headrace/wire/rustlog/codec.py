@@ -77,10 +77,10 @@ class FrameReader:
         if self.ended:
             return []
         if self._held:
-            self._held += data
-            if len(self._held) < self._needed:
+            if len(self._held) + len(data) < self._needed:
+                self._held += data
                 return []
-            data = bytes(self._held)
+            data = b"".join((self._held, data))
             self._held.clear()
         payloads: list[bytes | BadLength] = []
         at, end = 0, len(data)
