@@ -29,6 +29,7 @@ class Echo:
         self.link = link
         self.received = b""
         self.held_bytes = 0
+        self.owes_reply = False
         self.events: list[str] = []
         self.changed = asyncio.Event()
 
@@ -177,6 +178,14 @@ async def test_input_without_a_reply_is_acknowledged_at_once() -> None:
         writer.write(b"last?")
         assert await reader.readexactly(5) == b"last?"
         assert recorded.options == [quick] * 2, "a reply carries the acknowledgement"
+        session.owes_reply = True
+        writer.write(b"z")
+        await session.until(lambda: session.received.endswith(b"z"))
+        assert recorded.options == [quick] * 2, "a reply that is owed will carry it"
+        session.held_bytes = 1
+        writer.write(b"0")
+        await session.until(lambda: session.received.endswith(b"z0"))
+        assert recorded.options == [quick] * 3, "the rest of a frame may wait for it"
         writer.close()
 
 

@@ -174,10 +174,15 @@ class Connection:
             self._deliver(data)
         else:
             self._receive_encrypted(self._tls, data)
-        if not self._has_sent and _QUICKACK is not None and self._socket is not None and not self._transport.is_closing():
+        if not self._has_sent and not self._is_reply_near() and _QUICKACK is not None and self._socket is not None:
             # No reply carries the TCP acknowledgement. The kernel would delay it by 40 ms, and a client that leaves Nagle's algorithm on
-            # sends its next small write only after it.
-            self._socket.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+            # sends its next small write only after it. It costs as much as a reply.
+            if not self._transport.is_closing():
+                self._socket.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+
+    def _is_reply_near(self) -> bool:
+        """Return whether the peer gets a reply without sending anything more."""
+        return self._session is not None and self._session.owes_reply and not self._session.held_bytes
 
     def _read_on(self) -> None:
         if not self._pauses and self._may_switch_reading():

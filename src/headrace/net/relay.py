@@ -188,6 +188,7 @@ class Relay(asyncio.Protocol):
     """One connection to the coordinator. From `attach` on, a `FramedSession` of the peer's connection."""
 
     held_bytes = 0
+    owes_reply = False
 
     def __init__(self, owner: Relays, protocol: str, place: Place, tls: TlsStream | None) -> None:
         self._owner, self.protocol, self.place, self._tls = owner, protocol, place, tls

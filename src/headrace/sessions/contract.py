@@ -114,3 +114,7 @@ class FramedSession(Session, Protocol):
     @property
     def held_bytes(self) -> int:
         """Bytes received of an incomplete frame. The connection uses them to detect a peer that sends too slowly."""
+
+    @property
+    def owes_reply(self) -> bool:
+        """Whether a reply is sent as soon as received records are on disk. The connection leaves the TCP acknowledgement to it."""

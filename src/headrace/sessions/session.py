@@ -150,6 +150,10 @@ class BaseSession(ABC, Generic[Message]):
         return self._decoder.held_bytes
 
     @property
+    def owes_reply(self) -> bool:
+        return bool(self._owed)
+
+    @property
     def is_idle(self) -> bool:
         """Whether every request received so far is answered."""
         return not (self._inbox or self._is_busy or self._owed)

@@ -93,6 +93,10 @@ class BlipMqSession(BaseSession[Message]):
         log_refused("blipmq", self._link.peer, reason_of.text, cids)
         self._reply(encoder.nacks(cids, reason_of.code, reason_of.text))
 
+    @property
+    def owes_reply(self) -> bool:
+        return False  # a publish is answered only if it fails
+
     # Requests.
 
     def _serves(self, message: Message) -> bool:
