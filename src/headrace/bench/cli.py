@@ -259,7 +259,7 @@ def fanout(
 @options.size()
 @options.ack()
 @options.profile()
-@options.records(200_000)
+@options.records(500_000)
 @click.option(
     "--topics",
     default="2,100,9900",

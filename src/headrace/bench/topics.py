@@ -1,7 +1,8 @@
 """`headrace bench topics`: FlyMQ requests that are pipelined on one connection, beside single records to one topic.
 
-Each repetition measures PRODUCE to one topic first, and each ratio is taken within one repetition. All names of topics have the same
-length, so that all replies to one kind of request have the same size and are counted by their bytes.
+Each kind of request has a broker of its own: one that maintains ten thousand topics would slow down what comes next. Each repetition
+measures PRODUCE to one topic first, and each ratio is taken within one repetition. All names of topics have the same length, so that all
+replies to one kind of request have the same size and are counted by their bytes.
 """
 
 from __future__ import annotations
@@ -60,8 +61,11 @@ class Workload:
     """Build all requests for the given topics."""
     topics: int = 1
     rates: list[float] = field(default_factory=list)
+    base_rates: list[float] = field(default_factory=list)
+    """Of PRODUCE to one topic, in the same repetitions."""
     cpu_seconds: list[float] = field(default_factory=list)
     """Of the broker, per record."""
+    base_cpu_seconds: list[float] = field(default_factory=list)
 
 
 def workloads(records: int, value_bytes: int, topics: Sequence[int], repeat: int) -> list[Workload]:
@@ -100,28 +104,34 @@ def workloads(records: int, value_bytes: int, topics: Sequence[int], repeat: int
 def measure(bench: Bench, chosen: Chosen, records: int, value_bytes: int, topics: Sequence[int], only: str) -> list[Figure]:
     """Measure all workloads whose name contains `only`, `repeat` times."""
     base, *others = workloads(records, value_bytes, topics, bench.repeat)
-    found = [base, *(workload for workload in others if only in workload.name)]
-    with bench.broker(chosen) as target:
-        names = _topics(target.address)
-        _run(target, base, names)
-        for turn in range(bench.repeat):
-            for workload in found:
-                with bench.steps.step(f"{workload.name} {turn + 1}/{bench.repeat}", records):
-                    count, seconds, cpu_seconds = _run(target, workload, names)
-                workload.rates.append(count / seconds)
-                workload.cpu_seconds.append(cpu_seconds / count)
-    return _figures(base, found[1:])
+    found = [workload for workload in others if only in workload.name]
+    if not found:
+        raise BenchFailed(f"no request has {only!r} in its name: {', '.join(one.name for one in others)}")
+    for workload in found:
+        with bench.broker(chosen) as target:
+            names = _topics(target.address)
+            _run(target, base, names)
+            for turn in range(bench.repeat):
+                with bench.steps.step(f"{workload.name} {turn + 1}/{bench.repeat}", 2 * records):
+                    for one, rates, cpu_seconds in (
+                        (base, workload.base_rates, workload.base_cpu_seconds),
+                        (workload, workload.rates, workload.cpu_seconds),
+                    ):
+                        rate, cpu = _run(target, one, names)
+                        rates.append(rate)
+                        cpu_seconds.append(cpu)
+    return _figures(base.name, found)
 
 
-def _run(target: Measured, workload: Workload, names: Names) -> tuple[int, float, float]:
-    """Return the number of records, and the seconds and the CPU time of the broker that they took."""
+def _run(target: Measured, workload: Workload, names: Names) -> tuple[float, float]:
+    """Return the records per second, and the seconds of the broker's CPU per record."""
     plan = workload.prepare(names(workload.topics))
     # The broker closes a connection that sends nothing, so the requests are built before.
     with connected(target.address) as (sock,):
         load = plan.load(sock) if isinstance(plan, TransactionMeter) else _load(sock, plan)
         before = target.cpu_seconds()
         seconds = run([load])
-        return load.records, seconds, target.cpu_seconds() - before
+        return load.records / seconds, (target.cpu_seconds() - before) / load.records
 
 
 def _topics(address: Address) -> Names:
@@ -139,13 +149,18 @@ def _topics(address: Address) -> Names:
     return names
 
 
-def _figures(base: Workload, others: Sequence[Workload]) -> list[Figure]:
-    figures = [Figure(one.name, "records/s", one.rates, notes=cpu_note(fmean(one.cpu_seconds), 1)) for one in (base, *others)]
-    for other in others:
-        ratios = [mine / plain for mine, plain in zip(other.rates, base.rates, strict=True)]
-        cpu = median(base.cpu_seconds) / max(median(other.cpu_seconds), 1e-9)
-        figures.append(Figure(f"{other.name} ÷ PRODUCE to one topic", "×", ratios, other.target, {"by broker CPU": round(cpu, 3)}))
+def _figures(base: str, found: Sequence[Workload]) -> list[Figure]:
+    figures = [_rate(base, [rate for one in found for rate in one.base_rates], [cpu for one in found for cpu in one.base_cpu_seconds])]
+    figures += [_rate(one.name, one.rates, one.cpu_seconds) for one in found]
+    for one in found:
+        ratios = [mine / plain for mine, plain in zip(one.rates, one.base_rates, strict=True)]
+        cpu = median(one.base_cpu_seconds) / max(median(one.cpu_seconds), 1e-9)
+        figures.append(Figure(f"{one.name} ÷ {base}", "×", ratios, one.target, {"by broker CPU": round(cpu, 3)}))
     return figures
+
+
+def _rate(name: str, rates: list[float], cpu_seconds: list[float]) -> Figure:
+    return Figure(name, "records/s", rates, notes=cpu_note(fmean(cpu_seconds), 1))
 
 
 def _load(sock: socket.socket, requests: list[bytes]) -> LoadConnection:

@@ -174,11 +174,14 @@ class Connection:
             self._deliver(data)
         else:
             self._receive_encrypted(self._tls, data)
-        if not self._has_sent and not self._is_reply_near() and _QUICKACK is not None and self._socket is not None:
-            # No reply carries the TCP acknowledgement. The kernel would delay it by 40 ms, and a client that leaves Nagle's algorithm on
-            # sends its next small write only after it. It costs as much as a reply.
-            if not self._transport.is_closing():
-                self._socket.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
+        if not self._has_sent and not self._is_reply_near() and not self._transport.is_closing():
+            self._acknowledge()
+
+    def _acknowledge(self) -> None:
+        """Send the TCP acknowledgement that no reply carries. The kernel would delay it by 40 ms, and a client that leaves Nagle's
+        algorithm on sends its next small write only after it. It costs as much as a reply."""
+        if _QUICKACK is not None and self._socket is not None:
+            self._socket.setsockopt(socket.IPPROTO_TCP, _QUICKACK, 1)
 
     def _is_reply_near(self) -> bool:
         """Return whether the peer gets a reply without sending anything more."""

@@ -82,17 +82,17 @@ def encode_plain(appends: Sequence[tuple[RecordBatch, int]], *, is_transactional
         return None
     if any(batch.headers is not None or batch.expiries is not None or batch.timestamps is not None for batch, _ in appends):
         return None
-    pieces: list[bytes] = []
+    chunks: list[bytes] = []
     for batch, timestamp, offsets in _stretches(appends):
         try:
-            pieces += _pieces(batch, _NO_ATTRIBUTES + timestamp, offsets)
+            chunks += _chunks(batch, _NO_ATTRIBUTES + timestamp, offsets)
         except TypeError:  # a key or value is None and has no length; testing each for it takes longer
             return None
     # Each record begins with the last byte of the one before it.
-    pieces[0] = pieces[0].removeprefix(_NO_HEADERS)
-    pieces.append(_NO_HEADERS)
+    chunks[0] = chunks[0].removeprefix(_NO_HEADERS)
+    chunks.append(_NO_HEADERS)
     timestamps = appends[0][1], max(timestamp for _, timestamp in appends)
-    return EncodedBatch(b"".join(pieces), count, timestamps, is_transactional=is_transactional)
+    return EncodedBatch(b"".join(chunks), count, timestamps, is_transactional=is_transactional)
 
 
 def _stretches(appends: Sequence[tuple[RecordBatch, int]]) -> Iterator[tuple[RecordBatch, bytes, Sequence[bytes]]]:
@@ -108,8 +108,8 @@ def _stretches(appends: Sequence[tuple[RecordBatch, int]]) -> Iterator[tuple[Rec
             offset += count
 
 
-def _pieces(batch: RecordBatch, fixed: bytes, offsets: Sequence[bytes]) -> list[bytes]:
-    """Return four pieces for each record: what precedes the offset, the offset, the size of the value, the value. With keys six."""
+def _chunks(batch: RecordBatch, fixed: bytes, offsets: Sequence[bytes]) -> list[bytes]:
+    """Return four chunks for each record: what precedes the offset, the offset, the size of the value, the value. With keys six."""
     columns = [_Column(batch.values, _NO_KEY)] if batch.keys is None else [_Column(batch.keys), _Column(batch.values)]
     rest = len(fixed) + len(offsets[0]) + len(_NO_HEADERS)
     lengths = [rest + sum(column.length for column in columns)]
@@ -120,13 +120,13 @@ def _pieces(batch: RecordBatch, fixed: bytes, offsets: Sequence[bytes]) -> list[
     heads = {length: _NO_HEADERS + _varint(length) + fixed for length in set(lengths)}
     # Filling every fourth place takes half as long as chaining tuples.
     step = 2 + 2 * len(columns)
-    pieces = [heads[lengths[0]]] * (step * len(batch))
+    chunks = [heads[lengths[0]]] * (step * len(batch))
     if len(lengths) > 1:
-        pieces[::step] = map(heads.__getitem__, lengths)
-    pieces[1::step] = offsets
+        chunks[::step] = map(heads.__getitem__, lengths)
+    chunks[1::step] = offsets
     for place, column in enumerate(columns, 1):
-        pieces[2 * place :: step], pieces[2 * place + 1 :: step] = column.starts(), column.items
-    return pieces
+        chunks[2 * place :: step], chunks[2 * place + 1 :: step] = column.starts(), column.items
+    return chunks
 
 
 class _Column:
