@@ -6,6 +6,7 @@ their own terminal and their own use of Headrace is removed. `tests/scheduling.p
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -15,8 +16,12 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests import canaries, kafka_fixtures, scheduling
+
+settings.register_profile("headrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # both depend on the machine
+settings.load_profile("headrace")
 
 HERE: Final = Path(__file__).parent
 Proof: TypeAlias = Callable[[str, int], None]
@@ -55,6 +60,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell starts background jobs this way. The programs that tests start and interrupt would inherit it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """Leave the collected tests out of garbage collection, which would look at half a million objects again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -259,7 +259,7 @@ async def test_where_compaction_left_nothing_a_cursor_waits_and_does_not_spin(ha
     assert receiver.offsets == [2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.one_of(

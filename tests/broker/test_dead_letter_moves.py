@@ -162,7 +162,7 @@ async def test_the_limit_of_one_move_is_met_and_not_passed(harness: Harness) -> 
         await _move(harness, *((0, index) for index in range(DEAD_LETTERS_MOVED_MAX + 1)))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     steps=st.lists(
         st.one_of(

@@ -305,7 +305,7 @@ _STEP = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(_STEP, max_size=40))
 async def test_whatever_happens_none_is_early_lost_or_twice(steps: list[tuple[str, int]]) -> None:
     harness = Harness()

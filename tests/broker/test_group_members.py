@@ -7,7 +7,7 @@ import heapq
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.broker import Delivery, Member, Mode, SettlementPolicy
@@ -54,7 +54,6 @@ class _Anyone:
         return self.only is None or partition in self.only
 
 
-@settings(deadline=None)
 @given(st.integers(0, 40), st.lists(st.booleans(), min_size=1, max_size=30))
 def test_partitions_are_spread_evenly_and_stay_where_they_are(partitions: int, comings: list[bool]) -> None:
     members: list[_Anyone] = [_Anyone()]

@@ -157,7 +157,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(STEPS, max_size=80))
 def test_whoever_comes_and_goes_each_receives_every_record_once_in_order(steps: list[tuple[str, int]]) -> None:
     async def run() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.broker import BrokerSettings, ProducerStamp, Published
@@ -243,7 +243,7 @@ async def test_only_so_many_producers_are_remembered() -> None:
     await harness.broker.close()
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=80)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["send", "send", "send", "resend", "turn", "crash", "fail"]), st.integers(0, 12), st.integers(1, 5)),

@@ -73,7 +73,7 @@ async def test_a_spread_batch_is_one_append(harness: Harness) -> None:
     assert harness.engine.appends == before + 1
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.none() | st.binary(max_size=3), min_size=1, max_size=40), st.integers(1, 6))
 def test_every_record_of_a_spread_batch_is_where_the_answer_says(keys: list[bytes | None], partitions: int) -> None:
     async def run() -> None:

@@ -219,7 +219,7 @@ class SettlementModel(RuleBasedStateMachine):
         self.runner.close()
 
 
-SettlementModel.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
+SettlementModel.TestCase.settings = settings(max_examples=250, stateful_step_count=50)
 TestSettlementModel = SettlementModel.TestCase
 
 
@@ -229,5 +229,5 @@ class RangeModel(SettlementModel):
     policies = (replace(POLICY, ranges=True), POLICY, replace(POLICY, ranges=True))
 
 
-RangeModel.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+RangeModel.TestCase.settings = settings(max_examples=150, stateful_step_count=50)
 TestRangeModel = RangeModel.TestCase

@@ -65,7 +65,7 @@ def sent(arrows: ArrowBatches, found: list[Batch], now: int = 0) -> list[tuple[p
     return [(batch, decode_place(pa.py_buffer(place))) for batch, place in (*arrows.feed(found, now), *arrows.flush())]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(batches(), st.integers(1, 30), st.sampled_from([0, 1, LATE]), st.permutations(STORED), st.integers(1, 5))
 def test_rows_are_the_records_that_live(found: list[Batch], rows_max: int, now: int, columns: list[str], count: int) -> None:
     chosen = tuple(columns[:count])
@@ -77,7 +77,7 @@ def test_rows_are_the_records_that_live(found: list[Batch], rows_max: int, now: 
         batch.validate(full=True)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(batches(), st.integers(1, 30))
 def test_reading_on_at_any_place_gives_the_rest(found: list[Batch], rows_max: int) -> None:
     out = sent(ArrowBatches(("offset",), rows_max), found)
@@ -90,7 +90,7 @@ def test_reading_on_at_any_place_gives_the_rest(found: list[Batch], rows_max: in
         assert seen == [offset for offset in offsets if offset < place]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(batches(), st.integers(0, 60))
 def test_a_stop_leaves_out_what_is_at_or_behind_it(found: list[Batch], distance: int) -> None:
     stop = found[0].base_offset + distance

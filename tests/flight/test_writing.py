@@ -59,7 +59,7 @@ def place(row: dict[str, Any], names: list[str], turn: int) -> int:
     return turn % count
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(ROWS, st.sets(st.sampled_from(["key", "headers", "partition", "timestamp"])), st.integers(0, 9), st.integers(0, 3))
 def test_every_row_is_in_one_piece_in_its_place_and_its_order(rows: list[dict[str, Any]], more: set[str], turn: int, before: int) -> None:
     names = ["value", "topic", *sorted(more)]

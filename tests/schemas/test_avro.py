@@ -69,7 +69,7 @@ datums: st.SearchStrategy[dict[str, Any]] = st.deferred(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(datums, st.data())
 def test_what_fastavro_writes_fits_and_no_part_of_it_does(datum: Any, data: st.DataObject) -> None:
     schema, value = avro(EVERYTHING), encoded(EVERYTHING, datum)
@@ -79,7 +79,7 @@ def test_what_fastavro_writes_fits_and_no_part_of_it_does(datum: Any, data: st.D
     assert schema.faults(value + b"\x00") == [f"byte {len(value)}: 1 bytes behind the datum"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=60))
 def test_no_bytes_can_do_more_than_not_fit(value: bytes) -> None:
     schema = avro(EVERYTHING)

@@ -180,7 +180,7 @@ def grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 schemas = st.recursive(st.one_of(st.booleans(), *assertions), grown, max_leaves=4)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(schemas, schemas, st.lists(values, min_size=5, max_size=20))
 def test_no_value_refutes_a_proof(writer: Any, reader: Any, samples: list[Any]) -> None:
     write, read = json_schema(writer), json_schema(reader)

@@ -112,7 +112,7 @@ def test_a_source_that_is_wrong_or_too_large_is_rejected(source: str, because: s
         proto(source)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(max_size=80) | st.lists(st.sampled_from(FULL.split()), max_size=30).map(" ".join))
 def test_no_text_can_do_more_than_be_rejected(text: str) -> None:
     try:

@@ -97,7 +97,7 @@ def test_a_first_frame_cut_anywhere_comes_to_its_own_protocol(name: str) -> None
         assert set(names[:at]) <= {Sniff.MORE} and set(names[at:]) == {name}, frame[:32].hex()
 
 
-@settings(max_examples=3_000, deadline=None)
+@settings(max_examples=3_000)
 @given(
     st.one_of(
         st.binary(min_size=1, max_size=80),

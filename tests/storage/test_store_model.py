@@ -343,7 +343,6 @@ class StoreModel(RuleBasedStateMachine):
 StoreModel.TestCase.settings = settings(
     max_examples=EXAMPLES or 250,
     stateful_step_count=40,
-    deadline=None,
     derandomize=not EXAMPLES,
     database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -298,7 +298,7 @@ messages = st.one_of(
 
 
 @given(st.lists(messages, max_size=8), st.lists(st.integers(0, 5000), max_size=6))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_what_is_encoded_comes_back_however_it_is_cut(sent: list[Message], at: list[int]) -> None:
     stream = b"".join(map(encoder.encode, sent))
     at = sorted(min(cut, len(stream)) for cut in at)
@@ -307,6 +307,6 @@ def test_what_is_encoded_comes_back_however_it_is_cut(sent: list[Message], at: l
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_bytes_decode_or_end_the_stream_whole_and_byte_by_byte_alike(raw: bytes) -> None:
     assert list(singles(decode([raw]))) == list(singles(decode([raw[at : at + 1] for at in range(len(raw))])))

@@ -53,7 +53,7 @@ def test_equal_chunks_decode_to_what_the_whole_does(size: int) -> None:
 
 
 @given(st.lists(st.integers(0, len(TO_SERVER)), max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_random_chunks_decode_to_what_the_whole_does(cuts: list[int]) -> None:
     edges = [0, *sorted(cuts), len(TO_SERVER)]
     chunks = [TO_SERVER[begin:end] for begin, end in pairwise(edges)]

@@ -144,7 +144,7 @@ def test_ten_thousand_mutated_streams_decode_alike_however_they_are_cut(proof: P
 
 
 @given(st.binary(max_size=200), st.integers(1, 50))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_noise_never_raises_anything_but_a_wire_error(noise: bytes, size: int) -> None:
     assert flat_messages(server_decoder(), [noise]) == flat_messages(server_decoder(), cut(noise, size))
     assert flat_messages(client_decoder(strict_version=False), [noise]) == flat_messages(

@@ -125,19 +125,19 @@ REPLIES = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(Dialect), REQUESTS)
 def test_a_request_that_is_written_is_read_as_it_was(dialect: Dialect, request: m.Request) -> None:
     assert RequestDecoder().feed(encode_request(dialect, request)) == [Received(dialect, request)]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.sampled_from(Dialect), REPLIES)
 def test_a_reply_that_is_written_is_read_as_it_was(dialect: Dialect, reply: m.Reply) -> None:
     assert ReplyDecoder().feed(encode_reply(dialect, reply)) == [reply]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(NAMES.filter(lambda text: "\n" not in text), U32 | st.just(0))
 def test_an_error_keeps_its_text_in_both_dialects_and_its_code_in_one(message: str, code: int) -> None:
     code %= 65_536
@@ -145,13 +145,13 @@ def test_an_error_keeps_its_text_in_both_dialects_and_its_code_in_one(message: s
     assert ReplyDecoder().feed(encode_reply(JSON, m.ErrorReply(message, code))) == [m.ErrorReply(message)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_a_payload_of_any_bytes_is_answered(payload: bytes) -> None:
     check(RequestDecoder().feed(framed(payload)))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=30), STARTS, st.integers(0, 2_000), st.sampled_from(Dialect))
 def test_the_sizes_are_counted_as_they_are_encoded(values: list[bytes], start: int, max_bytes: int, dialect: Dialect) -> None:
     reply = fetch_reply(dialect, range(start, start + len(values)), values, max_bytes)
