@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from io import BytesIO
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine.kafka.receiving import Frames, receive_frames
+from headrace.engine.kafka.receiving import Frames, _View, receive_frames
 
 
 class Inner(asyncio.Protocol):
@@ -109,3 +110,14 @@ def test_the_library_learns_everything_else() -> None:
     frames.resume_writing()
     frames.connection_lost(OSError("gone"))
     assert connection._protocol.calls == ["eof", "pause", "resume", "lost gone"]
+
+
+def test_records_stay_in_the_response_that_may_be_closed_before_them() -> None:
+    response = (3).to_bytes(4, "big") + b"abc" + b"rest"
+    data = BytesIO(response)
+    view = _View.decode(data)
+    assert view is not None
+    assert (bytes(view), view.obj is response, view.readonly) == (b"abc", True, True)
+    assert data.read() == b"rest"
+    data.close()
+    assert bytes(view) == b"abc"

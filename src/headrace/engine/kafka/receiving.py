@@ -39,7 +39,6 @@ class Frames(asyncio.Protocol):
             if self._size_bytes < self._frame_bytes:
                 return
             frame_bytes, self._frame_bytes = self._frame_bytes, None
-            # Without a name of its own here, the frame belongs to the response alone, which then gives out views of it.
             self._connection._handle_frame(self._take(frame_bytes))
 
     def _take(self, count: int) -> bytes:
@@ -84,7 +83,8 @@ class _View(Bytes):  # type: ignore[misc]  # the library has no types
         length, start = Int32.decode(data), data.tell()
         if length < 0:
             return None
-        view = data.getbuffer()[start : start + length].toreadonly()
+        # A view of the bytes that `data` was made of. One of `data` itself would make its end an error that nothing can catch.
+        view = memoryview(data.getvalue())[start : start + length]
         if len(view) != length:
             raise ValueError(f"Fetch response: expected {length} bytes of records, got {len(view)}")
         data.seek(start + length)
