@@ -101,7 +101,7 @@ def built(append: Append, index: int, build: LateBatch) -> RecordBatch:
 
 def phases(appends: list[Append]) -> list[list[tuple[Append, int]]]:
     """Return the writes in phases. Within a partition the phases rise with the order of the appends."""
-    phases: list[list[tuple[Append, int]]] = []
+    found: list[list[tuple[Append, int]]] = []
     latest: dict[PartitionLog, int] = {}
     for append in appends:
         before = -1
@@ -111,10 +111,10 @@ def phases(appends: list[Append]) -> list[list[tuple[Append, int]]]:
                 phase = max(phase, before + 1)
             latest[log] = phase
             before = max(before, phase)
-            while len(phases) <= phase:
-                phases.append([])
-            phases[phase].append((append, index))
-    return phases
+            while len(found) <= phase:
+                found.append([])
+            found[phase].append((append, index))
+    return found
 
 
 def grouped(parts: list[Part], target_bytes: int, bytes_max: int) -> Iterable[list[Part]]:
