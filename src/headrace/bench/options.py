@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -179,7 +180,10 @@ class Bench:
             return
         if chosen.key is not None:
             raise click.UsageError("--blipmq-key needs --server: a broker that the benchmark starts has its own key")
-        with broker(self.directory, ack=chosen.ack, profile=chosen.profile) as running:
+        with (
+            TemporaryDirectory(dir=self.directory) as directory,
+            broker(Path(directory), ack=chosen.ack, profile=chosen.profile) as running,
+        ):
             yield Measured(running.address, running.key, running)
 
 
