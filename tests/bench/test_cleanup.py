@@ -20,7 +20,7 @@ def test_an_interrupted_benchmark_stops_its_broker_and_removes_its_files(sent: s
     process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + DEADLINE_SECONDS
-        while not list(tmp_path.glob("*/ready.json")):
+        while not list(tmp_path.rglob("ready.json")):
             assert process.poll() is None, process.communicate()[1]
             assert time.monotonic() < deadline
             time.sleep(0.02)
