@@ -25,7 +25,7 @@ from headrace.records import NEVER, Headers, RecordBatch
 from headrace.storage.batch import CHECKSUMS_IN_C
 
 EXPIRY: Final = "headrace-expiry"
-_MAGIC: Final = 2
+MAGIC: Final = 2
 """Version of the format of record batches that all Kafka versions since 0.11 write:
 
     0            8        12       16      17    21           61
@@ -38,10 +38,10 @@ number of records i32.
 """
 _HEAD: Final = struct.Struct(">qiibIhiqqqhii")
 assert _HEAD.size == 61, "the drawing says 61"
-_MAGIC_AT, _LENGTH_START, _LENGTH_END, _CHECKED_START = 16, 8, 12, 21
+_MAGIC_AT, _LENGTH_START, LENGTH_END, _CHECKED_START = 16, 8, 12, 21
 _RECORDS_START: Final = _HEAD.size - _CHECKED_START
 """In the bytes that the checksum covers."""
-_COMPRESSION, _LOG_APPEND_TIME, _TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
+_COMPRESSION, _LOG_APPEND_TIME, TRANSACTIONAL, _CONTROL = 0x07, 0x08, 0x10, 0x20
 """Attributes. With `_LOG_APPEND_TIME` the timestamps are those of the Kafka node, not of the records."""
 _TURN_BYTES: Final = 512 * KIB
 _OVERHEAD_BYTES: Final = 32
@@ -85,10 +85,10 @@ class _Encoded:
 
     def __init__(self, content: bytes | memoryview) -> None:
         """Raises `CorruptData`."""
-        if len(content) <= _MAGIC_AT or (content[_MAGIC_AT] == _MAGIC and len(content) < _HEAD.size):
+        if len(content) <= _MAGIC_AT or (content[_MAGIC_AT] == MAGIC and len(content) < _HEAD.size):
             raise CorruptData(f"Kafka record batch: expected at least {_HEAD.size} bytes, got {len(content)}")
         self.front, self.checked = bytes(content[:_CHECKED_START]), bytes(content[_CHECKED_START:])
-        if content[_MAGIC_AT] == _MAGIC:
+        if content[_MAGIC_AT] == MAGIC:
             head = _HEAD.unpack_from(content)
             self.base_offset, crc, self.attributes, last_delta, self.first_timestamp = head[0], *head[4:8]
             self.producer_id, self.count = head[9], head[12]
@@ -158,7 +158,7 @@ class Decoded:
             if batch.attributes & _CONTROL:
                 if _is_abort(batch.parsed()):
                     skipped.discard(batch.producer_id)
-            elif batch.next_offset > offset and not (batch.attributes & _TRANSACTIONAL and batch.producer_id in skipped):
+            elif batch.next_offset > offset and not (batch.attributes & TRANSACTIONAL and batch.producer_id in skipped):
                 self._add(batch)
             self.next_offset = max(self.next_offset, batch.next_offset)
             if self.batches:
@@ -223,8 +223,8 @@ def _plain_values(batch: _Encoded) -> list[bytes | None] | None:
 def _places(content: bytes | memoryview) -> Iterator[tuple[int, int]]:
     """Yield start and end of the record batches of a Fetch response. The last one may be cut, and is left out then."""
     start = 0
-    while start + _LENGTH_END <= len(content):
-        end = start + _LENGTH_END + int.from_bytes(content[start + _LENGTH_START : start + _LENGTH_END], "big")
+    while start + LENGTH_END <= len(content):
+        end = start + LENGTH_END + int.from_bytes(content[start + _LENGTH_START : start + LENGTH_END], "big")
         if end > len(content):
             return
         yield start, end

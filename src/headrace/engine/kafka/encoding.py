@@ -16,6 +16,7 @@ from aiokafka.record.util import calc_crc32c
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c
 
+from headrace.engine.kafka.codec import LENGTH_END, MAGIC, TRANSACTIONAL
 from headrace.records import RecordBatch
 from headrace.storage.batch import CHECKSUMS_IN_C
 
@@ -23,10 +24,7 @@ _FRONT: Final = struct.Struct(">qiibI")
 """Base offset, length of what follows it, epoch of the leader, version of the format, checksum of what follows."""
 _HEAD: Final = struct.Struct(">hiqqqhii")
 """Attributes, last offset, first and highest timestamp, producer, its epoch and sequence, number of records."""
-_LENGTH_END: Final = 12
-_MAGIC: Final = 2
 _NO_EPOCH: Final = -1
-_TRANSACTIONAL: Final = 0x10
 _OFFSET_ENDS: Final = (1 << 6, 1 << 13, 1 << 17)
 """The first offsets that need a longer varint; the last one limits the records of a batch."""
 _RECORDS_MIN: Final = 32
@@ -45,7 +43,7 @@ class EncodedBatch:
     def __init__(self, records: bytes, count: int, timestamps: tuple[int, int], *, is_transactional: bool) -> None:
         """`timestamps` are that of the first record, to which all others are relative, and the highest."""
         self._records, self._count, self._timestamps = records, count, timestamps
-        self._attributes = _TRANSACTIONAL if is_transactional else 0
+        self._attributes = TRANSACTIONAL if is_transactional else 0
         self._producer = (-1, -1, 0)
         self._content: bytes | None = None
 
@@ -68,8 +66,8 @@ class EncodedBatch:
         if self._content is None:
             head = _HEAD.pack(self._attributes, self._count - 1, *self._timestamps, *self._producer, self._count)
             crc = crc32c_extend(crc32c(head), self._records) if CHECKSUMS_IN_C else calc_crc32c(head + self._records)
-            length = _FRONT.size + _HEAD.size + len(self._records) - _LENGTH_END
-            self._content = b"".join((_FRONT.pack(0, length, _NO_EPOCH, _MAGIC, crc), head, self._records))
+            length = _FRONT.size + _HEAD.size + len(self._records) - LENGTH_END
+            self._content = b"".join((_FRONT.pack(0, length, _NO_EPOCH, MAGIC, crc), head, self._records))
             self._records = b""
         return self._content
 
@@ -136,7 +134,7 @@ class _Column:
 
     def __init__(self, items: Sequence[bytes | None], before: bytes = b"") -> None:
         """`before` comes before the size of each."""
-        self.items: Sequence[bytes] = items  # type: ignore[assignment]
+        self.items: Sequence[bytes] = items  # type: ignore[assignment]  # None has no length: the next line raises `TypeError`
         self._sizes = list(map(len, self.items))
         self._starts = {size: before + _varint(size) for size in set(self._sizes)}
         self.is_mixed = len(self._starts) > 1

@@ -79,6 +79,7 @@ class Part:
         return cls(append, index, batch, size_bytes, timestamps)
 
     def rows(self, start: int, stop: int, size_bytes: int) -> Part:
+        """Return some of the records, with the bound of their size."""
         return Part(self.append, self.index, self.batch[start:stop], size_bytes, self.timestamps[start:stop])
 
 
@@ -91,6 +92,7 @@ class Invalid(Exception):
 
 
 def built(append: Append, index: int, build: LateBatch) -> RecordBatch:
+    """Build a batch from the positions of the earlier writes of its append. Raises `Invalid`."""
     try:
         batch = build([found for found in append.appended[:index] if found is not None])
         check_batch(batch)
@@ -159,6 +161,7 @@ def note(part: Part, offset: int) -> None:
 
 
 def listed(part: Part) -> ListedBatch:
+    """Return the records where they landed, as readers get them."""
     appended = part.append.appended[part.index]
     assert appended is not None
     batch, first = part.batch, appended.base_offset

@@ -33,8 +33,7 @@ _LENGTH, _PARTITION, _TOPIC_LENGTH = struct.Struct(">I"), struct.Struct(">i"), s
 _LONE_TAIL = struct.Struct(">II")
 """Key length and, without a key, value length."""
 _AUTO_BYTES: Final = _PARTITION.pack(AUTO)
-_PLACE_LAYOUT: Final = "iQqii"
-PLACE: Final = struct.Struct(">" + _PLACE_LAYOUT)
+PLACE: Final = struct.Struct(">iQqii")
 """Partition, offset, timestamp, size of the key or `AUTO`, size of the value."""
 
 _STRETCH_MIN: Final = 16
@@ -291,7 +290,7 @@ def take_metadata(buffer: bytes, position: int, end: int) -> tuple[RecordMetadat
         topic = front[HEADER_BYTES + 2 :].decode()
     except UnicodeDecodeError:
         return None, position
-    layout = struct.Struct(f">{len(front)}s{_PLACE_LAYOUT}")
+    layout = struct.Struct(f">{len(front)}s{PLACE.format[1:]}")
     columns: tuple[list[int], ...] = ([], [], [], [], [])
     stretch = _STRETCH_MIN
     while (count := min(stretch, (end - position) // frame_bytes)) > 0:
