@@ -9,6 +9,7 @@ begins with the first.
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 from dataclasses import replace
@@ -28,6 +29,9 @@ def connect(servers: Servers) -> FlightClient:
         found = _clients.get((os.getpid(), servers))
         if found is None:
             found = _clients[os.getpid(), servers] = FlightClient(servers)
+            if TaskContext.get() is not None:
+                # Spark collects garbage after each task, and would visit all objects of the modules, which stay anyway.
+                gc.freeze()
         return found
 
 
