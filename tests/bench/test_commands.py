@@ -58,6 +58,16 @@ def test_weaker_acknowledgements_can_be_measured(ack: str, tmp_path: Path) -> No
     assert list(values(report)) == [f"figg publish, {ack}"]
 
 
+@pytest.mark.parametrize("protocol", ["figg", "blipmq", "flymq", "rustlog"])
+def test_a_topic_that_was_filled_one_record_at_a_time_is_compared_with_one_filled_in_bulk(protocol: str, tmp_path: Path) -> None:
+    report = measured("consume", "--protocol", protocol, "--records", "700", "--singles", directory=tmp_path)
+    shown = values(report)
+    assert shown[f"{protocol} consume, filled one at a time"] > 100
+    assert shown[f"{protocol}: filled one at a time ÷ in bulk"] > 0
+    (ratio,) = [figure for figure in report["figures"] if "÷" in figure["name"]]
+    assert ratio["target"]["at_least"] == 0.5
+
+
 def test_consume_through_figg_reports_a_rate(tmp_path: Path) -> None:
     report = measured("consume", "--protocol", "figg", "--records", "5000", "--connections", "2", "--size", "1 KiB", directory=tmp_path)
     assert values(report)["figg consume, history"] > 100

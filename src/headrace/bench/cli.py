@@ -25,7 +25,6 @@ PEERS = ["nats", "redis"]
 OPERATIONS = ["publish", "fetch-1", "fetch-10", "fetch-500", "consume"]
 TENANTS = ["small-batches", "flight-append", "figg-flood", "figg-history", "topic-list"]
 PUBLISH_TARGETS = {"figg": Target(at_least=600_000)}
-CONSUME_TARGETS = {"figg": Target(at_least=1_000_000)}
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -90,37 +89,30 @@ def publish(
 @options.records(1_000_000)
 @options.connections()
 @options.streams()
+@click.option("--singles", "has_singles", is_flag=True, help="Compare with a topic that was filled one record at a time (TCP only).")
 def consume(
     protocol_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
-    repeat: int, output: str, parent: Path | None, records: int, connections: int, streams: int,
+    repeat: int, output: str, parent: Path | None, records: int, connections: int, streams: int, has_singles: bool,
 ) -> None:  # fmt: skip
     """Read a topic from its first record through a protocol. Each connection reads the whole topic.
 
     Figg attaches at the first record. FlyMQ and RustLog fetch pages of up to 5,000 records, two in flight. BlipMQ polls and acknowledges
     with 2,000 deliveries in flight. Fujin pushes with auto commit, one topic per stream.
     """
-    from headrace.bench import traffic
-    from headrace.bench.protocols import PROTOCOLS as loads
+    from headrace.bench import history
 
     config: dict[str, NoteValue] = {"protocol": protocol_name, "records": records, "value_bytes": value_bytes, "connections": connections}
     if protocol_name in QUIC_PROTOCOLS:
         _quic_only(server)
+        if has_singles:
+            raise click.UsageError("--singles is for protocols over TCP")
         _consume_over_quic(options.Chosen(ack, server, key, profile), repeat, output, parent, config, streams)
         return
     _tcp_only(streams)
     with options.measuring("consume", repeat, output, parent, config) as running:
-        with running.broker(options.Chosen(ack, server, key, profile)) as target:
-            plan = traffic.Traffic(loads[protocol_name], target.address, target.key, records, value_bytes, connections)
-            topic = traffic.new_topic(plan, readers=repeat * connections)
-            with running.steps.step("fill", records) as tick:
-                traffic.publish(replace(plan, connections=1), topic, tick)
-            traffic.warm_up(plan)
-            rates, cpu_before = [], target.cpu_seconds()
-            for turn in range(repeat):
-                with running.steps.step(f"consume {turn + 1}/{repeat}", records * connections) as tick:
-                    rates.append(records * connections / traffic.consume(plan, topic, tick, turn=turn))
-            notes = cpu_note(target.cpu_seconds() - cpu_before, records * connections * repeat)
-        running.report.add(Figure(f"{protocol_name} consume, history", "records/s", rates, CONSUME_TARGETS.get(protocol_name), notes))
+        workload = history.Workload(protocol_name, records, value_bytes, connections, has_singles)
+        for figure in history.measure(running, options.Chosen(ack, server, key, profile), workload):
+            running.report.add(figure)
 
 
 @bench.command()

@@ -7,7 +7,6 @@ it is stopped. FLIGHT is the address of the Flight endpoint, or `-`.
 from __future__ import annotations
 
 import itertools
-import json
 import secrets
 import subprocess
 import sys
@@ -17,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from headrace.bench import traffic
+from headrace.bench import singles, traffic
 from headrace.bench.children import Address, BenchFailed, child, parse_address, wait_until
-from headrace.bench.closed_loop import Requester, exchange
-from headrace.bench.exchanges import PUBLISHED
 from headrace.bench.load import LoadConnection, connected, run, sample_values
 from headrace.bench.protocols import PROTOCOLS
 from headrace.bench.protocols.flymq import call
@@ -32,7 +29,6 @@ from headrace.wire.flymq.messages import CreateTopic, Request
 VALUE_BYTES: Final = 100
 CREATORS: Final = 64
 """Connections that create topics."""
-_FILL_SECONDS_MAX: Final = 3_600.0
 FLIGHT_ROWS: Final = 65_536
 FLIGHT_BATCHES: Final = 16
 """Record batches of one append."""
@@ -92,20 +88,9 @@ def running(name: str, place: Place, work: Work, directory: Path) -> Iterator[su
             raise BenchFailed(f"{name} ended early: {last_line(log)}")
 
 
-def _one_at_a_time(place: Place, frames: list[bytes], connections: int) -> int:
-    """Send FlyMQ requests, one under way on each connection, and return their number."""
-    shared = iter(frames)
-    with connected(place.tcp, connections) as socks:
-        return exchange([Requester(sock, shared, PUBLISHED["flymq"]) for sock in socks], _FILL_SECONDS_MAX, lambda: 0.0).requests
-
-
 def _fill_small_batches(place: Place, sizes: Sizes) -> Work:
-    """Fill a topic over one connection, because a group commit joins records. It does not sync, to be filled sooner."""
-    topic = f"bench-{secrets.token_hex(4)}"
-    with connected(place.tcp) as (sock,):
-        call(sock, BrokerCall("topic.create", json.dumps({"topic": topic, "partitions": 1, "config": {"ack": "written"}}).encode()))
-    load, values = PROTOCOLS["flymq"], sample_values(VALUE_BYTES)
-    return Work(topic, _one_at_a_time(place, [load.publish(topic, [values[n % len(values)]], n) for n in range(sizes.small_batches)], 1))
+    topic = singles.new_topic(place.tcp)
+    return Work(topic, singles.fill(place.tcp, topic, sizes.small_batches, VALUE_BYTES))
 
 
 def _fill_history(place: Place, sizes: Sizes) -> Work:
@@ -118,7 +103,7 @@ def _fill_history(place: Place, sizes: Sizes) -> Work:
 def _create_topics(place: Place, sizes: Sizes) -> Work:
     prefix = f"listed-{secrets.token_hex(4)}"
     requests: list[Request] = [CreateTopic(f"{prefix}-{index}", 1) for index in range(sizes.topics)]
-    _one_at_a_time(place, [encode_request(request) for request in requests], CREATORS)
+    singles.one_at_a_time(place.tcp, [encode_request(request) for request in requests], CREATORS)
     return Work()
 
 
