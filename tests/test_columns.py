@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.columns import Column, checked_headers, encode_headers, equal_rows, equal_size, is_ascending, is_non_negative
+from headrace.columns import Column, checked_headers, common_size, encode_headers, equal_rows, equal_size, is_ascending, is_non_negative
 from headrace.errors import InvalidRequest
 from headrace.records import Headers
 
@@ -119,3 +119,9 @@ def test_only_many_values_of_one_size_have_an_equal_size() -> None:
     assert equal_size([b"abc"] * 15) is None
     for odd in (0, 8, 15):
         assert equal_size([b"abc" if index != odd else b"ab" for index in range(16)]) is None
+
+
+@given(st.lists(st.sampled_from([0, 1, 5, 300, 0x7FFF]), min_size=1, max_size=30) | st.integers(1, 30).map(lambda count: [7] * count))
+def test_a_common_size_is_that_of_every_item(sizes: list[int]) -> None:
+    offsets = u32(*(sum(sizes[:count]) for count in range(len(sizes) + 1)))
+    assert common_size(offsets) == (sizes[0] if set(sizes) == {sizes[0]} else 0)

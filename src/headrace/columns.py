@@ -33,7 +33,8 @@ EQUAL_ROWS_MIN: Final = 16
 """Fewer rows are encoded faster one by one than by `equal_rows`."""
 _ALL_BYTES: Final = bytes(range(256))
 _SMALL_COUNT_MAX: Final = 32
-_EQUAL_SIZE_MAX: Final = 4096
+EQUAL_SIZE_MAX: Final = 4096
+"""Larger items are copied faster one by one than by `equal_items`."""
 assert sys.byteorder == "little", "columns are little-endian and used in place"
 assert array("I").itemsize == 4 and array("q").itemsize == 8
 
@@ -108,6 +109,22 @@ def _top_bits(count: int, width: int) -> int:
     return int.from_bytes((bytes(width - 1) + b"\x80") * count, "little")
 
 
+def common_size(offsets: bytes) -> int:
+    """Return the size of the items of a column if all have the same, else 0. All differences come from one subtraction."""
+    count = len(offsets) // 4 - 1
+    if count < 1:
+        return 0
+    whole = int.from_bytes(offsets, "little")
+    sizes = (whole >> 32) - (whole & ((1 << 32 * count) - 1))
+    size = sizes & 0xFFFF_FFFF
+    return size if sizes == size * _ones(count) else 0
+
+
+@lru_cache(4)
+def _ones(count: int) -> int:
+    return int.from_bytes(b"\x01\x00\x00\x00" * count, "little")
+
+
 def _valid_bits(bits: memoryview, count: int) -> bytes | None:
     """Return the bits of `count` items with the spare bits cleared; None if all are set."""
     whole, spare = divmod(count, 8)
@@ -140,19 +157,24 @@ def slices(ends: memoryview, content: bytes) -> list[bytes | None]:
     """Return the items of a binary column. `content` begins with the first of them."""
     count, first = len(ends) - 1, ends[0]
     size = len(content) // count if count else 0
-    if 0 < size <= _EQUAL_SIZE_MAX and ends == array("I", range(first, first + size * count + 1, size)):
+    if 0 < size <= EQUAL_SIZE_MAX and ends == array("I", range(first, first + size * count + 1, size)):
         # Items of one size are common, and unpacking blocks is four times as fast as slicing.
-        if count <= _SMALL_COUNT_MAX:
-            return list(_block(size, count).unpack(content))
-        block = _block(size)
-        in_blocks = count // _BLOCK * block.size
-        items = list(chain.from_iterable(block.iter_unpack(content[:in_blocks])))
-        items += [content[at : at + size] for at in range(in_blocks, size * count, size)]
-        return items
+        return equal_items(content, size, count)
     places = ends.tolist()
     if first:
         places = [end - first for end in places]
     return [content[begin:end] for begin, end in pairwise(places)]
+
+
+def equal_items(content: bytes, size: int, count: int) -> list[bytes | None]:
+    """Return `count` items of one size, one after the other in `content`."""
+    if count <= _SMALL_COUNT_MAX:
+        return list(_block(size, count).unpack(content))
+    block = _block(size)
+    in_blocks = count // _BLOCK * block.size
+    items: list[bytes | None] = list(chain.from_iterable(block.iter_unpack(content[:in_blocks])))
+    items += [content[at : at + size] for at in range(in_blocks, size * count, size)]
+    return items
 
 
 @lru_cache(256)

@@ -286,6 +286,10 @@ class Batch(Protocol):
         """Whether any record of the whole batch has an expiry. Cheap."""
 
     @property
+    def has_headers(self) -> bool:
+        """Whether any record of the whole batch may have headers. Cheap."""
+
+    @property
     def size_bytes(self) -> int:
         """Size of keys and values."""
 
@@ -316,6 +320,10 @@ class Batch(Protocol):
 
     def value_sizes(self) -> list[int]:
         """Return the size of each value without decoding any."""
+
+    @property
+    def value_size(self) -> int | None:
+        """Size of each value, if it is known that all have the same and none is missing. Cheap."""
 
     def records(self) -> Iterator[Record]:
         """Iterate over single records. Slow: for tools and tests."""

@@ -142,3 +142,92 @@ async def test_what_was_not_settled_comes_again_after_a_restart() -> None:
     _, (taken,) = await open_queue(harness, RANGES).take_ranges(100)
     assert taken.values == [b"%d" % number for number in range(4, 10)]
     await harness.broker.close()
+
+
+async def taken_now(queue: Member, count: int) -> tuple[int, list[bytes | None]] | None:
+    found = queue.take_range_now(count)
+    return None if found is None else (found.first_id, found.values)
+
+
+async def test_records_in_memory_are_taken_without_a_wait_and_settled_as_others_are() -> None:
+    harness, queue = await opened(10)
+    assert await taken_now(queue, 1) is None, "nothing is read yet, and nothing checked"
+    await queue.take_ranges(1)
+    assert await taken_now(queue, 1) == (2, [b"1"])
+    assert await taken_now(queue, 3) == (3, [b"2", b"3", b"4"])
+    assert (queue.in_flight, entries_of(queue)) == (5, 3)
+    assert await taken_now(queue, 6) is None, "five are left"
+    assert queue.ack([2, 2]) == [True, False]
+    assert queue.ack([2]) == [False]
+    assert queue.ack([1]) == [True]
+    assert queue.ack([4]) == [True]
+    assert await progress_of(harness) == 2
+    assert queue.ack([3, 5]) == [True, True]
+    assert await progress_of(harness) == 5
+    assert await taken_now(queue, 5) == (6, [b"5", b"6", b"7", b"8", b"9"])
+    assert await taken_now(queue, 1) is None
+    await harness.broker.close()
+
+
+async def test_a_record_taken_without_a_wait_comes_again_with_the_same_id_before_new_ones() -> None:
+    harness, queue = await opened(10)
+    await queue.take_ranges(1)
+    queue.ack([1])
+    assert await taken_now(queue, 1) == (2, [b"1"])
+    await let_pass(harness, RANGES.ack_timeout_ms)
+    assert await taken_now(queue, 1) is None, "a redelivery is due"
+    (again,), _ = await queue.take_ranges(1)
+    assert (again.id, again.value, again.attempt) == (2, b"1", 2)
+    assert await taken_now(queue, 1) == (3, [b"2"])
+    await harness.broker.close()
+
+
+async def test_a_take_without_a_wait_stays_within_bytes_credit_and_room() -> None:
+    harness, queue = await opened(10)
+    await queue.take_ranges(1)
+    assert queue.take_range_now(2, 1) is None
+    found = queue.take_range_now(1, 1)
+    assert found is not None and found.values == [b"1"], "a single record is taken whatever its size"
+    small = harness.broker.join(ANN, "h", "t", policy=replace(RANGES, credit=2), mode="shared", start="earliest")
+    await small.take_ranges(1)
+    assert await taken_now(small, 2) is None
+    assert await taken_now(small, 1) == (2, [b"1"])
+    assert await taken_now(small, 1) is None
+    await harness.broker.close()
+
+
+async def test_a_take_without_a_wait_relies_on_a_check_only_until_the_rules_change() -> None:
+    harness, queue = await opened(10)
+    checks: list[str] = []
+    queue.guard(ANN, lambda who: checks.append(who.name))
+    assert await taken_now(queue, 1) is None
+    await queue.take_ranges(1)
+    assert await taken_now(queue, 1) == (2, [b"1"])
+    harness.broker.access_changed()
+    assert await taken_now(queue, 1) is None
+    await queue.take_ranges(1)
+    assert await taken_now(queue, 1) == (4, [b"3"])
+    queue.who = replace(ANN, address="elsewhere")
+    assert await taken_now(queue, 1) is None, "another connection"
+    assert len(checks) == 2
+    await harness.broker.close()
+
+
+async def test_nothing_is_taken_without_a_wait_by_a_member_that_left_or_after_the_end_of_the_topic() -> None:
+    harness, queue = await opened(10)
+    other = open_queue(harness, RANGES, group="h")
+    await queue.take_ranges(1)
+    await other.take_ranges(1)
+    await other.close()
+    assert await taken_now(other, 1) is None
+    await harness.broker.delete_topic(ANN, "t")
+    assert await taken_now(queue, 1) is None
+    await harness.broker.close()
+
+
+async def test_records_with_headers_or_an_expiry_are_left_to_a_take_of_single_records() -> None:
+    for columns in ({"headers": [(("a", b"b"),)] * 5}, {"expiries": [1 << 60] * 5}):
+        harness, queue = await opened(5, **columns)
+        assert len((await queue.take_ranges(1))[0]) == 1
+        assert await taken_now(queue, 1) is None
+        await harness.broker.close()

@@ -242,3 +242,19 @@ async def test_a_read_from_memory_leaves_the_end_and_errors_to_read(subject: Sub
     await subject.put("a")
     for topic, partition, offset in (("t", 0, 1), ("t", 0, 2), ("t", 0, -1), ("t", 1, 0), ("t", -1, 0), ("none", 0, 0)):
         assert subject.engine.read_now(topic, partition, offset, bytes_max=LOTS) is None
+
+
+async def test_a_read_from_memory_of_a_recreated_topic_finds_nothing_of_the_old_one(subject: Subject) -> None:
+    await subject.topic()
+    await subject.put("a", "b")
+    await subject.engine.read("t", 0, 0, bytes_max=LOTS)
+    subject.engine.read_now("t", 0, 1, bytes_max=1, records_max=1)
+    await subject.engine.delete_topic("t")
+    assert subject.engine.read_now("t", 0, 0, bytes_max=LOTS) is None
+    await subject.topic()
+    assert subject.engine.read_now("t", 0, 0, bytes_max=1, records_max=1) is None
+    await subject.put("c")
+    (batch,) = await subject.engine.read("t", 0, 0, bytes_max=LOTS)
+    assert batch.values() == [b"c"]
+    found = subject.engine.read_now("t", 0, 0, bytes_max=1, records_max=1)
+    assert found is None or found[0].values() == [b"c"]

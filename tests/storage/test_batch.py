@@ -157,3 +157,38 @@ def test_no_nonce_is_used_twice() -> None:
 def test_a_key_of_another_length_is_refused() -> None:
     with pytest.raises(WrongKey, match="32 bytes"):
         Keyring(b"short")
+
+
+@pytest.mark.parametrize("odd", [None, b"", b"long" * 50])
+@pytest.mark.parametrize(
+    ("records_max", "bytes_max"), [(1, 1), (1, 1_000), (3, 1_000), (3, 60), (10, 59), (10, 60), (10, 61), (5_000, 219)]
+)
+def test_a_part_holds_as_many_records_as_its_limits_allow(odd: bytes | None, records_max: int, bytes_max: int) -> None:
+    """`odd` is the value of the last record: with it, the values have no common size."""
+    values = [b"%020d" % number for number in range(99)] + [b"%020d" % 99 if odd is None else odd]
+    batch = StoredBatch.parse(encode(1, 1_000, RecordBatch(values), now=0))
+    batch.open()
+    for start in (0, 1, 50, 88):
+        part = batch.part(1_000 + start, bytes_max, records_max)
+        assert part is not None
+        count = min(max(bytes_max // 20, 1), records_max)
+        assert (part.first_offset, part.values()) == (1_000 + start, values[start : start + count])
+        assert (part.size_bytes, part.value_size) == (20 * count, 20 if odd is None else None)
+
+
+def test_a_part_that_no_limit_ends_is_left_to_a_read_of_more_batches() -> None:
+    batch = StoredBatch.parse(encode(1, 0, RecordBatch([bytes(20)] * 10), now=0))
+    batch.open()
+    assert batch.part(5, 100, 6) is None
+    assert batch.part(5, 99, 6) is not None and batch.part(5, 100, 5) is not None
+    assert batch.part(10, 100, 1) is None and batch.part(-1, 100, 1) is None and batch.part(0, 100, 0) is None
+
+
+def test_tombstones_among_values_of_one_size_are_none() -> None:
+    values = [None if number == 3 else b"" for number in range(10)]
+    full = [None if number == 3 else bytes(8) for number in range(10)]
+    for each in (values, full):
+        batch = StoredBatch.parse(encode(1, 0, RecordBatch(each), now=0))
+        batch.open()
+        part = batch.part(2, 1_000, 3)
+        assert part is not None and part.values() == each[2:5] and part.value_size is None

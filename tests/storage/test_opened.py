@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from headrace.records import RecordBatch
@@ -154,3 +156,38 @@ def test_a_deleted_log_frees_its_memory() -> None:
     assert len(cache) == 1
     store.delete_logs([log])
     assert len(cache) == 0
+
+
+def test_a_search_beside_threads_that_change_the_cache_finds_the_right_batch_or_none() -> None:
+    batches = [stored(base) for base in range(0, 200, 10)]
+    cache = OpenedBatches(5 * opened_bytes(batches[0]))
+    faults: list[object] = []
+    is_over = threading.Event()
+
+    def change() -> None:
+        try:
+            while not is_over.is_set():
+                for batch in batches:
+                    cache.put(1, 0, batch)
+                cache.forget(1)
+        except BaseException as fault:
+            faults.append(fault)
+
+    threads = [threading.Thread(target=change) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    found = 0
+    try:
+        for turn in range(20_000):
+            offset = turn * 7 % 220
+            batch = cache.find(1, 0, offset)
+            if batch is not None:
+                found += 1
+                assert batch.header.base_offset <= offset < batch.header.next_offset
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    assert not faults
+    cache.put(1, 0, batches[0])
+    assert cache.find(1, 0, 5) is batches[0]

@@ -399,7 +399,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         """Return what `fetch` would return without a wait, if there are records, they are in memory and none expires. Otherwise return
         None: `fetch` waits or raises. Raises `NotAuthorized`."""
         partitions, meter = self._readable.get((who, topic)) or self._find_readable(who, topic)
-        if partition not in partitions or self.tracer is not None:
+        if partition not in partitions or self._publisher.tracer is not None:
             return None
         began = self.meters.ticks()
         batches = self._engine.read_now(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
@@ -407,8 +407,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
             for batch in batches:
                 if batch.expires:
                     return None
-            meter.delivered(batches)
-            meter.fetch_duration.observe(self.meters.ticks() - began)
+            meter.read(batches, self.meters.ticks() - began)
         return batches
 
     def _find_readable(self, who: Principal, topic: str) -> tuple[range, Meter]:

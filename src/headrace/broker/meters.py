@@ -88,6 +88,11 @@ class Meter:
             self.delivered_records += len(batch)
             self.delivered_bytes += batch.size_bytes
 
+    def read(self, batches: Iterable[Batch], seconds: float) -> None:
+        """Count a read and its duration."""
+        self.delivered(batches)
+        self.fetch_duration.observe(seconds)
+
     def add(self, other: Meter) -> None:
         """Add the traffic of another meter."""
         self.published_records += other.published_records

@@ -95,6 +95,8 @@ class EmbeddedEngine:
         """Of all topics that are not internal."""
         self._places: dict[tuple[str, int], tuple[int, Ack]] = {}
         """Log and ack level by topic and partition. Cleared when a topic changes."""
+        self._readable: dict[tuple[str, int], Partition] = {}
+        """Partitions that `read_now` has read, by topic and partition. Cleared when a topic changes."""
         self.ownership = Ownership()
         self.topic_changed: Callable[[str], None] = lambda name: None  # one process owns the directory
         self._changing = asyncio.Lock()
@@ -174,6 +176,7 @@ class EmbeddedEngine:
 
     async def close(self) -> None:
         store, self._store = self._store, None
+        self._readable.clear()
         if store is None:
             return
         for task in self._tasks:
@@ -228,7 +231,7 @@ class EmbeddedEngine:
             await self._record(delete_records(entry))
             del self._topics[name], self._catalog.entries[name]
             self._count_partitions(None, entry.topic)
-            self._places.clear()
+            self._forget_places()
         for log in entry.logs:
             self._wake(log)
             self._watchers.pop(log, None)
@@ -271,8 +274,12 @@ class EmbeddedEngine:
         self._count_partitions(entry.topic, self._topics.get(entry.topic.name))
         self._catalog.entries[entry.topic.name] = entry
         self._topics[entry.topic.name] = entry.topic
-        self._places.clear()
+        self._forget_places()
         return entry.topic
+
+    def _forget_places(self) -> None:
+        self._places.clear()
+        self._readable.clear()
 
     def _entry(self, name: str) -> Entry:
         entry = self._catalog.entries.get(name)
@@ -404,11 +411,13 @@ class EmbeddedEngine:
             raise
 
     def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> Sequence[Batch] | None:
-        entry = self._catalog.entries.get(topic)
-        if entry is None or self._store is None or not 0 <= partition < len(entry.logs) or self._turn_bytes >= _TURN_BYTES_MAX:
-            return None
-        log = self._store.partitions.get(entry.logs[partition])
-        if log is None or not _may_read_on_loop(log, offset, bytes_max):
+        place = (topic, partition)
+        log = self._readable.get(place)
+        if log is None:
+            log = self._find_readable(place)
+            if log is None:
+                return None
+        if self._turn_bytes >= _TURN_BYTES_MAX or not _may_read_on_loop(log, offset, bytes_max):
             return None
         try:
             batches = log.read(offset, bytes_max, records_max, cached_only=True)
@@ -418,6 +427,15 @@ class EmbeddedEngine:
             return None
         self._count_read(batches)
         return batches
+
+    def _find_readable(self, place: tuple[str, int]) -> Partition | None:
+        entry = self._catalog.entries.get(place[0])
+        if entry is None or self._store is None or not 0 <= place[1] < len(entry.logs):
+            return None
+        log = self._store.partitions.get(entry.logs[place[1]])
+        if log is not None:
+            self._readable[place] = log
+        return log
 
     def _count_read(self, batches: list[StoredBatch]) -> None:
         before = self._turn_bytes

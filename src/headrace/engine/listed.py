@@ -116,6 +116,10 @@ class ListedBatch:
         return self._lists.expiries is not None
 
     @property
+    def has_headers(self) -> bool:
+        return self._lists.headers is not None
+
+    @property
     def size_bytes(self) -> int:
         ends = self._lists.ends
         return ends[self.stop] - ends[self.start]
@@ -157,6 +161,10 @@ class ListedBatch:
 
     def value_sizes(self) -> list[int]:
         return [len(value) if value else 0 for value in self._lists.values[self.start : self.stop]]
+
+    @property
+    def value_size(self) -> int | None:
+        return None
 
     def records(self) -> Iterator[Record]:
         count = len(self)

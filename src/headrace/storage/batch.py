@@ -44,7 +44,7 @@ from google_crc32c import extend as crc32c_extend
 from google_crc32c import implementation as crc32c_implementation
 from google_crc32c import value as crc32c
 
-from headrace.columns import Column, blank_nulls, decode_headers, slices
+from headrace.columns import EQUAL_SIZE_MAX, Column, blank_nulls, common_size, decode_headers, equal_items, slices
 from headrace.errors import CorruptData
 from headrace.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from headrace.records import NEVER, ColumnBatch, Headers, Record, RecordBatch
@@ -73,6 +73,7 @@ REFERENCED: Final = 1 << 9
 _KNOWN_FLAGS: Final = (1 << 10) - 1
 _BINARY: Final = -1
 _BITS: Final = 0
+_UNKNOWN: Final = -1
 
 _HEADER = struct.Struct("<4sIIHHIIQIIqq12sI")
 assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
@@ -151,7 +152,7 @@ def check_crc(buffer: bytes | memoryview, position: int, header: BatchHeader, wh
 class StoredBatch:
     """A window on an encoded batch. Implements `headrace.records.Batch`; columns are decoded on demand."""
 
-    __slots__ = ("_body", "_ends", "_front", "_keyring", "_layout", "_stored", "header", "start", "stop")
+    __slots__ = ("_body", "_ends", "_front", "_keyring", "_layout", "_plain", "_stored", "_value_size", "header", "start", "stop")
 
     def __init__(self, header: BatchHeader, front: bytes, stored: bytes, keyring: Keyring | None, start: int = 0, stop: int = -1) -> None:
         self.header = header
@@ -159,8 +160,12 @@ class StoredBatch:
         self._stored = stored
         self._keyring = keyring
         self._body: memoryview | None = None
+        self._plain = b""
+        """The bytes of `_body`, and perhaps some after them."""
         self._ends: memoryview | None = None
         self._layout: dict[int, tuple[int, int]] = {}
+        self._value_size = _UNKNOWN
+        """Size of each value of the whole batch, 0 if they differ."""
         self.start = start
         self.stop = header.count if stop < 0 else stop
 
@@ -240,7 +245,8 @@ class StoredBatch:
     def window(self, start: int, stop: int) -> StoredBatch:
         assert 0 <= start <= stop <= len(self)
         part = StoredBatch(self.header, self._front, self._stored, self._keyring, self.start + start, self.start + stop)
-        part._body, part._ends, part._layout = self._body, self._ends, self._layout
+        part._body, part._plain, part._ends, part._layout = self._body, self._plain, self._ends, self._layout
+        part._value_size = self._value_size
         return part
 
     def part(self, offset: int, bytes_max: int, records_max: int) -> StoredBatch | None:
@@ -254,10 +260,19 @@ class StoredBatch:
             return None
         if records_max <= stop - start:
             stop = start + records_max
-        size: int = ends[start]
-        if ends[stop] - size > bytes_max:
-            stop = max(bisect_right(ends, size + bytes_max, start, stop + 1) - 1, start + 1)
-        elif stop == self.stop and records_max > stop - start:
+        if self._value_size == _UNKNOWN:  # the batch is read again and again
+            self._value_size = common_size(bytes(self._column(0)))
+        size = self._value_size
+        if size:
+            is_cut = (stop - start) * size > bytes_max
+            if is_cut:
+                stop = start + max(bytes_max // size, 1)
+        else:
+            before: int = ends[start]
+            is_cut = ends[stop] - before > bytes_max
+            if is_cut:
+                stop = max(bisect_right(ends, before + bytes_max, start, stop + 1) - 1, start + 1)
+        if not is_cut and stop == self.stop and records_max > stop - start:
             return None
         return self.window(start - self.start, stop - self.start)
 
@@ -343,7 +358,13 @@ class StoredBatch:
         return self.header.raw_size if self.stop - self.start == self.header.count else self.size_bytes
 
     @property
+    def value_size(self) -> int | None:
+        return self._value_size if self._value_size > 0 and not self.header.flags & VALUE_NULLS else None
+
+    @property
     def size_bytes(self) -> int:
+        if self._value_size > 0 and not self.header.flags & KEYS:
+            return self._value_size * (self.stop - self.start)
         if self._ends is not None and not self.header.flags & KEYS:
             size: int = self._ends[self.stop] - self._ends[self.start]
             return size
@@ -386,6 +407,10 @@ class StoredBatch:
     def expires(self) -> bool:
         return bool(self.header.flags & EXPIRIES)
 
+    @property
+    def has_headers(self) -> bool:
+        return bool(self.header.flags & HEADERS)
+
     # Body.
 
     def _column(self, flag: int) -> memoryview:
@@ -405,9 +430,14 @@ class StoredBatch:
         all_ends = self._ends if flag == 0 and self._ends is not None else self._column(flag).cast("I")
         begin = self._layout[flag][1]
         begin += -begin % ALIGN
-        assert self._body is not None
-        content = bytes(self._body[begin + all_ends[self.start] : begin + all_ends[self.stop]])
-        items: list[bytes | None] = [content] if self.stop - self.start == 1 else slices(all_ends[self.start : self.stop + 1], content)
+        start, stop, size = self.start, self.stop, 0 if flag else self._value_size
+        items: list[bytes | None]
+        if 0 < size <= EQUAL_SIZE_MAX:
+            content = self._plain[begin + start * size : begin + stop * size]
+            items = [content] if stop - start == 1 else equal_items(content, size, stop - start)
+        else:
+            content = self._plain[begin + all_ends[start] : begin + all_ends[stop]]
+            items = [content] if stop - start == 1 else slices(all_ends[start : stop + 1], content)
         if nulls and self.header.flags & nulls:
             blank_nulls(items, self._column(nulls), self.start)
         return items
@@ -415,20 +445,19 @@ class StoredBatch:
     def _decode(self) -> None:
         """Decrypt and decompress the body, and compute the column layout."""
         header = self.header
-        body = memoryview(self._stored)
+        plain = self._stored
         if header.flags & ENCRYPTED:
             if self._keyring is None:
                 raise CorruptData(f"log {header.log}: offset {header.base_offset} is encrypted, and no key is configured")
-            (sealed_size,) = _U32.unpack_from(body, 0)
-            sealed = bytes(body[4 : 4 + sealed_size])
-            body = memoryview(self._keyring.unseal(header.log, header.nonce, sealed, self._front[8:]))
+            (sealed_size,) = _U32.unpack_from(plain, 0)
+            plain = self._keyring.unseal(header.log, header.nonce, plain[4 : 4 + sealed_size], self._front[8:])
         if header.flags & COMPRESSED:
-            body = memoryview(zstd.decompress(body, size=header.raw_size))
-        body = body[: header.raw_size]
+            plain = zstd.decompress(plain, size=header.raw_size)
+        body = memoryview(plain)[: header.raw_size]
         if len(body) != header.raw_size:
             raise CorruptData(f"log {header.log}: body at offset {header.base_offset}: expected {header.raw_size} bytes, got {len(body)}")
         self._layout = _layout(header, body)
-        self._body = body
+        self._body, self._plain = body, plain
 
 
 @lru_cache(1024)

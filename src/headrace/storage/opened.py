@@ -45,19 +45,24 @@ class OpenedBatches:
 
     def find(self, log: int, generation: int, offset: int) -> StoredBatch | None:
         """Return the batch that covers `offset`."""
-        with self._lock:
-            bases = self._bases.get(log)
-            if bases is None:
-                return None
-            index = bisect_right(bases, offset) - 1
-            if index < 0:
-                return None
-            key = (log, bases[index])
+        bases = self._bases.get(log)
+        if bases is None:
+            return None
+        # Without the lock: another thread may change the entries between two of these lines. A batch never changes, and whether it
+        # covers the offset is checked at the end. What is removed meanwhile is not found.
+        try:
+            key = (log, bases[bisect_right(bases, offset) - 1])
             valid, batch = self._batches[key]
-            if valid != generation or offset >= batch.header.next_offset:
-                return None
             self._batches.move_to_end(key)
-            return batch
+        except (IndexError, KeyError):
+            return None
+        header = batch.header
+        return batch if valid == generation and header.base_offset <= offset < header.next_offset else None
+
+    def part(self, log: int, generation: int, offset: int, bytes_max: int, records_max: int) -> StoredBatch | None:
+        """Return the records from `offset` on, up to a limit that lies within one batch; None if there is no such batch."""
+        batch = self.find(log, generation, offset)
+        return None if batch is None else batch.part(offset, bytes_max, records_max)
 
     def put(self, log: int, generation: int, batch: StoredBatch) -> None:
         """Keep a batch in place of those that hold the same offsets. One that is larger than the whole cache is not kept."""

@@ -242,8 +242,8 @@ class Partition:
         if not self.first <= offset <= self.end:
             raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
         end, generation = self.end, self.generation
-        opened = self._opened.find(self.id, generation, offset)
-        if opened is not None and (part := opened.part(offset, bytes_max, records_max)) is not None:
+        part = self._opened.part(self.id, generation, offset, bytes_max, records_max)
+        if part is not None:
             return [part]
         taken = _Taken(offset, bytes_max, records_max)
         try:

@@ -254,7 +254,7 @@ async def test_a_fault_of_our_own_closes_the_connection_and_is_logged(
 
     async with running_server() as broker:
         peer, other = await broker.client(), await broker.client()
-        monkeypatch.setattr(broker.subscriptions, "subscribe", broken)
+        monkeypatch.setattr(broker.broker, "ensure_topic", broken)
         peer.session.receive(encoder.subscribe(1, "demo", 1) + encoder.ping(2))
         assert await peer.closed() == ("internal error: the request could not be completed", True)
         assert "a bug" in caplog.text
@@ -292,3 +292,48 @@ async def test_the_end_of_a_topic_is_the_end_of_its_subscriptions() -> None:
             for _ in range(2):
                 assert await peer.exchange(encoder.polls(subscription, [5])) == [Nack(5, 404, UNKNOWN)]
         assert len(broker.subscriptions) == 0
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+async def test_a_poll_for_messages_in_memory_is_answered_in_the_call_that_receives_it(qos: int) -> None:
+    async with running_server() as broker:
+        peer = await broker.client()
+        subscription = await peer.subscribe("demo", qos)
+        await peer.publish("demo", *[b"%d" % number for number in range(10)], qos=qos)
+        await peer.poll(subscription)
+        for first, count in ((1, 1), (2, 3), (5, 5)):
+            peer.session.receive(encoder.polls(subscription, range(7, 7 + count)))
+            (delivery,) = peer.heard()
+            tags = [*range(first + 1, first + 1 + count)] if qos else [*range(7, 7 + count)]
+            assert delivery == PublishBatch(qos, "demo", tags, [b"%d" % number for number in range(first, first + count)])
+        peer.session.receive(encoder.polls(subscription, [7]))
+        assert peer.heard() == []
+
+
+async def test_polls_beyond_the_messages_in_memory_get_what_there_is() -> None:
+    async with running_server() as broker:
+        peer = await broker.client()
+        subscription = await peer.subscribe("demo")
+        await broker.broker.publish(DEV, "demo", RecordBatch([b"1", b"2"]))
+        await broker.broker.publish(DEV, "demo", RecordBatch([b"3", bytes(BLIPMQ_FRAME_BYTES_MAX), b"5"]))
+        assert [value for _, _, value in await peer.poll(subscription)] == [b"1"]
+        assert [value for _, _, value in await peer.poll(subscription, 2)] == [b"2", b"3"]
+        found = [*await peer.poll(subscription), *await peer.poll(subscription)]
+        assert found == [(1, 5, b"5")], "one before it fits no frame"
+
+
+async def test_a_poll_after_the_right_has_ended_is_refused_even_if_its_message_is_in_memory() -> None:
+    denied: set[str] = set()
+    async with running_server(authorize=lambda who, action, resource: action.value not in denied) as broker:
+        peer = await broker.client()
+        subscription = await peer.subscribe("demo")
+        await peer.publish("demo", b"1", b"2", b"3", b"4")
+        assert [value for _, _, value in await peer.poll(subscription)] == [b"1"]
+        assert [value for _, _, value in await peer.poll(subscription)] == [b"2"]
+        denied.add("read")
+        broker.broker.access_changed()
+        (reply,) = await peer.exchange(encoder.polls(subscription, [7]))
+        assert isinstance(reply, Nack) and reply.code == 401
+        denied.clear()
+        broker.broker.access_changed()
+        assert [value for _, _, value in await peer.poll(subscription)] == [b"3"]

@@ -310,3 +310,33 @@ def test_what_is_encoded_comes_back_however_it_is_cut(sent: list[Message], at: l
 @settings(max_examples=300)
 def test_any_bytes_decode_or_end_the_stream_whole_and_byte_by_byte_alike(raw: bytes) -> None:
     assert list(singles(decode([raw]))) == list(singles(decode([raw[at : at + 1] for at in range(len(raw))])))
+
+
+subscription_frames = st.lists(
+    st.tuples(st.sampled_from([FrameType.POLL, FrameType.ACK]), st.integers(0, 3), st.integers(1, 2)), min_size=1, max_size=40
+)
+
+
+@given(subscription_frames, st.sampled_from([b"", frame(FrameType.PING, 9), frame(FrameType.POLL, 9, b"short"), b"\0\0"]))
+def test_polls_and_acks_decode_alike_whatever_comes_with_them(frames: list[tuple[FrameType, int, int]], other: bytes) -> None:
+    raw = b"".join(frame(kind, cid, struct.pack(">Q", subscription)) for kind, cid, subscription in frames)
+    expected: list[Message] = []
+    for kind, cid, subscription in frames:
+        batch = PollBatch(subscription, [cid]) if kind is FrameType.POLL else AckBatch(subscription, [cid])
+        last = expected[-1] if expected else None
+        if isinstance(last, PollBatch | AckBatch) and type(last) is type(batch) and last.subscription == subscription:
+            last.cids.append(cid)
+        else:
+            expected.append(batch)
+    decoder = Decoder()
+    assert list(decoder.feed(raw + other))[: len(expected)] == expected
+    assert decoder.held_bytes == (2 if other == b"\0\0" else 0)
+
+
+def test_a_single_delivery_has_the_bytes_of_many() -> None:
+    assert encoder.publish(1, "demo", 7, b"value") == encoder.publishes(1, "demo", [7], [b"value"])
+    largest = bytes(encoder.value_bytes_max("demo"))
+    assert encoder.publish(1, "demo", 7, largest) == encoder.publishes(1, "demo", [7], [largest])
+    with pytest.raises(RecordTooLarge) as caught:
+        encoder.publish(1, "demo", 7, largest + b"+")
+    assert (caught.value.size_bytes, caught.value.bytes_max) == (len(largest) + 1, len(largest))

@@ -8,10 +8,10 @@ import pytest
 
 from headrace.errors import InvalidRequest, WireError
 from headrace.wire.flymq import Opcode, ReplyDecoder, RequestDecoder, encode_reply, encode_request
-from headrace.wire.flymq.fields import Reader
 from headrace.wire.flymq.framing import HEADER
 from headrace.wire.flymq.messages import AUTO, Malformed, ProduceBatch, RecordMetadataBatch, RequestEvent
 from headrace.wire.flymq.produce import read_produce
+from headrace.wire.flymq.reader import Reader
 
 from .samples import chunks, decoded, flat, raw
 

@@ -61,3 +61,13 @@ def test_a_reply_cut_anywhere_is_refused(payload: bytes, dialect: Dialect) -> No
     for cut in range(len(payload)):
         with pytest.raises(WireError):
             decode_reply(ReplyFrame(Opcode.FETCH, payload[:cut]), dialect)
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize("count", [1, 2, 10, 16, 17])
+@pytest.mark.parametrize("size", [1, 100, 1_024, 1_025])
+def test_a_known_size_of_the_values_does_not_change_the_reply(dialect: Dialect, count: int, size: int) -> None:
+    offsets, values = range(70_000, 70_000 + count), [bytes([number]) * size for number in range(count)]
+    reply = encode_reply(Opcode.FETCH, Fetched(offsets, values, 70_500, None, size), dialect)
+    assert reply == encode_reply(Opcode.FETCH, Fetched(offsets, values, 70_500), dialect)
+    assert decode_reply(ReplyFrame(Opcode.FETCH, reply[8:]), dialect) == Fetched(list(offsets), values, 70_500)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.wire.flymq import Dialect, Opcode, ReplyDecoder, RequestDecoder, decode_reply, encode_failure, encode_reply, encode_request
-from headrace.wire.flymq.fields import B32, S16, Reader, Repeated
+from headrace.wire.flymq.fields import B32, S16, Repeated
 from headrace.wire.flymq.framing import decode_failure
 from headrace.wire.flymq.messages import (
     CreateTopic,
@@ -17,6 +17,7 @@ from headrace.wire.flymq.messages import (
     UnknownOpcode,
 )
 from headrace.wire.flymq.opcodes import SPECIFIED
+from headrace.wire.flymq.reader import Reader
 from headrace.wire.flymq.table import SPOKEN
 
 from .samples import bytewise, decoded, raw

@@ -191,3 +191,21 @@ def test_a_record_for_no_frame_is_refused_before_anything_is_sent() -> None:
     with pytest.raises(LimitExceeded, match=f"record 1 of {ONE_RECORD_MAX + 1} bytes takes .* room for {ONE_RECORD_MAX + 4}"):
         produce_requests(BINARY, "t", 0, [b"a", bytes(ONE_RECORD_MAX + 1)])
     assert produce_requests(BINARY, "t", 0, []) == []
+
+
+@pytest.mark.parametrize("count", [1, 2, 10, 16, 17])
+@pytest.mark.parametrize("size", [0, 1, 100, 1_024, 1_025])
+def test_a_page_of_values_of_one_size_has_the_bytes_of_any_other(count: int, size: int) -> None:
+    offsets, values = range(7, 7 + count), [bytes([number]) * size for number in range(count)]
+    page = encode_reply(BINARY, m.FetchReply(offsets, values, 7 + count, size))
+    assert page == encode_reply(BINARY, m.FetchReply(offsets, values, 7 + count))
+    assert ReplyDecoder().feed(page) == [m.FetchReply(offsets, values, 7 + count)]
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+@pytest.mark.parametrize("max_bytes", [1, 99, 100, 111, 112, 223, 224, 1_119, 1_120, 5_000])
+def test_a_known_size_of_the_values_does_not_change_what_a_fetch_returns(dialect: Dialect, max_bytes: int) -> None:
+    offsets, values = range(7, 27), [bytes(100)] * 20
+    found = fetch_reply(dialect, offsets, values, max_bytes, value_size=100)
+    assert found == fetch_reply(dialect, offsets, values, max_bytes)
+    assert isinstance(found, m.FetchReply) and len(found.values) == max(1, min(20, max_bytes // (112 if dialect is BINARY else 100)))

@@ -51,6 +51,8 @@ class GroupConsumer:
         """Members that wait for records. One that has just taken some goes to the end, so that arrivals go round."""
         self.wakes = 0
         """Number of events after which there may be records to take."""
+        self.rules = 0
+        """Number of changes of the access rules."""
         self.error: BrokerError | None = None
         self.is_draining = False
         self.takes_all = False
@@ -168,6 +170,11 @@ class GroupConsumer:
         for wait in self.waits.values():
             wait.wake()
 
+    def recheck(self) -> None:
+        """Let each member check its permission again: the rules changed."""
+        self.rules += 1
+        self.wake()
+
     def _wake(self, member: MemberState | None) -> None:
         self.wakes += 1
         if member is not None and (wait := self.waits.get(member)) is not None:
@@ -219,9 +226,9 @@ class GroupConsumer:
                 self._requeue(entry, now, counts=False)
         return True
 
-    def seen(self, member: MemberState, *, has_settled: bool) -> None:
+    def seen(self, member: MemberState, now: int, *, has_settled: bool) -> None:
         """Note that the member is alive. A stalled one gets partitions again."""
-        member.seen_at = self._context.clock()
+        member.seen_at = now
         if member.stalled and (has_settled or member.stalled == "silence"):
             member.stalled = ""
             self.rebalance()
@@ -279,8 +286,36 @@ class GroupConsumer:
             self.wake()
             raise
         if not taking.is_empty:
-            wait_ms = taking.member.policy.ack_timeout_ms
-            self._set_timer(self._context.clock() + (wait_ms if taking.member.full_since is None else min(wait_ms, PATIENCE_MS)))
+            self._set_ack_timer(taking.member, self._context.clock())
+
+    def take_now(self, member: MemberState, records_max: int, bytes_max: int, now: int) -> tuple[int, Batch] | None:
+        """Take so many records that are in memory, as one range of a member whose policy has ranges, and return its first id. None:
+        nothing is taken, and `take` finds what there is."""
+        if self.mode != "shared" or len(self.partitions) != 1:
+            return None
+        for partition, progress in self.partitions.items():
+            if not member.accepts(partition) or self._locks[partition].locked() or progress.next_due() is not None:
+                return None
+            if not progress.buffered or records_max > member.room or len(self._entries) >= self._entries_max:
+                return None
+            first = progress.buffered[0]
+            if records_max > len(first) or first.expires or first.has_headers:
+                return None
+            batch = first if records_max == len(first) else first.window(0, records_max)
+            if records_max > 1 and batch.size_bytes > bytes_max:
+                return None
+            progress.drop_buffered(records_max)
+            if records_max == 1:
+                entry = self._deliver_new(progress, batch.first_offset, None, member, now)
+            else:
+                entry = self._deliver_range(progress, batch, member, now)
+            self._set_ack_timer(member, now)
+            return entry.id, batch
+        return None
+
+    def _set_ack_timer(self, member: MemberState, now: int) -> None:
+        wait_ms = member.policy.ack_timeout_ms
+        self._set_timer(now + (wait_ms if member.full_since is None else min(wait_ms, PATIENCE_MS)))
 
     async def _take_again(self, taking: Taking, progress: PartitionProgress) -> None:
         pop = progress.pop_due_in_order if self.mode == "ordered" else progress.pop_due
@@ -329,7 +364,7 @@ class GroupConsumer:
                 self._take_chunk(taking, progress, now)
             return
         while progress.buffered and room > 0 and (fitting := min(taking.fitting(progress.buffered[0]), room)) > 0:
-            is_range = member.policy.ranges and not progress.buffered[0].expires and progress.buffered[0].headers() is None
+            is_range = member.policy.ranges and not progress.buffered[0].expires and not progress.buffered[0].has_headers
             if member.policy.ranges and not is_range and taking.chunks:
                 return  # single records are handed out before ranges, and these come after one
             batch = progress.pop_buffered(fitting)
@@ -434,6 +469,11 @@ class GroupConsumer:
 
     def ack(self, member: MemberState, ids: Sequence[int]) -> list[bool]:
         """Settle these deliveries, ranges of them at once. False: unknown, or delivered to another member since."""
+        if len(ids) == 1:
+            single = self._entries.get(ids[0])
+            if single is not None and single.chunk is None and single.holder is member:
+                self.settle(single)
+                return [True]
         known: list[bool] = []
         while (at := len(known)) < len(ids):
             entry = self._find(ids[at])
@@ -449,9 +489,9 @@ class GroupConsumer:
                 else:
                     self.settle(entry)
             else:
-                single = self.held(member, ids[at])
-                assert single is not None
-                self.settle(single)
+                held = self.held(member, ids[at])
+                assert held is not None
+                self.settle(held)
             known += [True] * count
         return known
 
@@ -519,9 +559,8 @@ class GroupConsumer:
             entry.failed(self._context.clock())
             self._give_up(entry, reason)
 
-    def check_overdue(self) -> None:
+    def check_overdue(self, now: int) -> None:
         """Redeliver records whose ack is overdue. In an ordered group their member loses its partitions to the others."""
-        now = self._context.clock()
         late: list[MemberState] = []
         for member in self.members:
             while (entry := member.first_overdue()) is not None and entry.time <= now:
@@ -589,7 +628,7 @@ class GroupConsumer:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self.check_overdue()
+        self.check_overdue(self._context.clock())
         if self.mode == "ordered" and len(self.members) > 1 and (silent := [member for member in self.members if self._stalls(member)]):
             self._stall(silent, "silence")
         now = self._context.clock()

@@ -104,6 +104,9 @@ class Member:
         self._turn = 0
         self._closing: asyncio.Future[None] | None = None
         self._check: Callable[[Principal], None] | None = None
+        self._allowed: Principal | None = None
+        self._allowed_rules = 0
+        """The principal that was allowed to take records, under the rules with this number."""
         self.meter: Meter | None = None
         """Counts what is taken."""
         self.tracer: Tracer | None = None
@@ -112,8 +115,9 @@ class Member:
         consumer.join(state)
 
     def guard(self, who: Principal, check: Callable[[Principal], None]) -> None:
-        """Set the check to run before records are handed out: permissions may end while the member is in the group."""
-        self.who, self._check = who, check
+        """Set the check to run before records are handed out: permissions may end while the member is in the group. `take_range_now`
+        relies on the last check until the rules change."""
+        self.who, self._check, self._allowed = who, check, None
 
     @property
     def mode(self) -> Mode:
@@ -194,18 +198,41 @@ class Member:
                 del waits[self._state]
             self._state.seen_at = self._context.clock()
 
+    def take_range_now(self, records_max: int, bytes_max: int = FETCH_BYTES_MAX) -> Range | None:
+        """Take exactly so many records if they are in memory and form one range. None: `take_ranges` finds what there is, or raises."""
+        consumer = self._consumer
+        if self.who is not self._allowed or self._allowed_rules != consumer.rules or self._closing is not None:
+            return None
+        if consumer.error is not None or consumer.is_draining or not self._state.policy.ranges or self.tracer is not None:
+            return None
+        found = consumer.take_now(self._state, records_max, bytes_max, self._is_asking())
+        if found is None:
+            return None
+        id, batch = found
+        if self.meter is not None:
+            self.meter.delivered_records += records_max
+            self.meter.delivered_bytes += batch.size_bytes
+        return Range(id, batch.values())
+
+    def _is_asking(self) -> int:
+        """Note that the member asks for records, and return the time."""
+        now = self._context.clock()
+        self._consumer.seen(self._state, now, has_settled=False)
+        self._consumer.check_overdue(now)
+        return now
+
     async def _take_now(self, records_max: int, bytes_max: int) -> Taking:
         consumer = self._consumer
         if self._closing is not None:
             raise InvalidRequest("the member has left the group")
         if self._check is not None and self.who is not None:
             self._check(self.who)
+            self._allowed, self._allowed_rules = self.who, consumer.rules
         if consumer.error is not None:
             raise consumer.error
         if consumer.is_draining:
             return Taking(self._state, records_max, bytes_max)
-        consumer.seen(self._state, has_settled=False)
-        consumer.check_overdue()
+        self._is_asking()
         taking = Taking(self._state, records_max, bytes_max)
         await consumer.take(taking, self._rotated_partitions())
         return taking
@@ -221,15 +248,15 @@ class Member:
     def ack(self, ids: Sequence[int]) -> list[bool]:
         """Settle these deliveries. False: unknown id, or delivered to another member since. A late ack counts if the record was not
         delivered again."""
-        self._seen()
+        now = self._seen()
         before = self._state.unsettled
         answers = self._consumer.ack(self._state, ids)
-        self._settled(before)
+        self._settled(before, now)
         return answers
 
-    def _settled(self, before: int) -> None:
+    def _settled(self, before: int, now: int) -> None:
         if before > self._state.unsettled:
-            self._state.settled(before - self._state.unsettled, self._context.clock())
+            self._state.settled(before - self._state.unsettled, now)
 
     def ids_at(self, places: Sequence[tuple[int, int]]) -> list[int]:
         """Return the id of the delivery at each (partition, offset), or 0 if this member does not have it."""
@@ -242,12 +269,12 @@ class Member:
 
     def ack_below(self, partition: int, offset: int) -> int:
         """Settle all deliveries of the partition below the offset. Returns their number."""
-        self._seen()
+        now = self._seen()
         before = self._state.unsettled
         below = self._consumer.held_below(self._state, partition, offset)
         for entry in below:
             self._consumer.settle(entry)
-        self._settled(before)
+        self._settled(before, now)
         return len(below)
 
     def nack(self, ids: Sequence[int], delay_ms: int | None = None) -> list[bool]:
@@ -274,10 +301,13 @@ class Member:
         self._seen()
         return (self._consumer.held(self._state, id) for id in ids)
 
-    def _seen(self) -> None:
+    def _seen(self) -> int:
+        """Note that the member settles records, and return the time."""
+        now = self._context.clock()
         if self._closing is None:
-            self._consumer.check_overdue()
-            self._consumer.seen(self._state, has_settled=True)
+            self._consumer.check_overdue(now)
+            self._consumer.seen(self._state, now, has_settled=True)
+        return now
 
     def close(self) -> asyncio.Future[None]:
         """Leave the group and requeue what is in flight; its attempt counts. The future resolves when the group's progress is durable;
@@ -436,9 +466,9 @@ class GroupConsumers:
                         consumer.add_partition(partition, self._context.engine.bounds(topic, partition).first)
 
     def recheck(self) -> None:
-        """Wake the waiting members after the rules changed: each checks its permission again."""
+        """Let each member check its permission again after the rules changed. Those that wait do it now."""
         for consumer in self._all():
-            consumer.wake()
+            consumer.recheck()
 
     def expel(self, group: str, topic: str | None, error: BrokerError) -> None:
         """End the members of the group with the error, and forget its unsettled records."""

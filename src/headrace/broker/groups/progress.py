@@ -134,29 +134,51 @@ class State(Enum):
     SETTLED = auto()
 
 
-@dataclass(slots=True, eq=False)
 class Entry:
     """A record, or a chunk of adjacent records, that was delivered and is not settled."""
 
-    id: int
-    progress: PartitionProgress
-    offset: int
-    attempt: int
-    state: State
-    time: int
-    """IN_FLIGHT: when the ack is overdue. WAITING: when it is delivered again."""
-    holder: MemberState | None
-    """The member that received it last; only this member may ack it."""
-    chunk: Batch | AdjacentBatches | None = None
-    """The unsettled records of a chunk or a range. None: a single record."""
-    is_range: bool = False
-    skipped: int = 0
-    """Number of records at the front of a range that are settled."""
-    reason: str = ""
-    """Reason of the state DEAD."""
-    first_failure: int = 0
-    last_failure: int = 0
-    """Unix ms of the first and the last delivery that was nacked or timed out."""
+    __slots__ = (
+        "attempt",
+        "chunk",
+        "first_failure",
+        "holder",
+        "id",
+        "is_range",
+        "last_failure",
+        "offset",
+        "progress",
+        "reason",
+        "skipped",
+        "state",
+        "time",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        progress: PartitionProgress,
+        offset: int,
+        attempt: int,
+        state: State,
+        time: int,
+        holder: MemberState | None,
+        chunk: Batch | AdjacentBatches | None = None,
+        is_range: bool = False,
+    ) -> None:
+        self.id, self.progress, self.offset, self.attempt, self.state = id, progress, offset, attempt, state
+        self.time = time
+        """IN_FLIGHT: when the ack is overdue. WAITING: when it is delivered again."""
+        self.holder = holder
+        """The member that received it last; only this member may ack it."""
+        self.chunk = chunk
+        """The unsettled records of a chunk or a range. None: a single record."""
+        self.is_range = is_range
+        self.skipped = 0
+        """Number of records at the front of a range that are settled."""
+        self.reason = ""
+        """Reason of the state DEAD."""
+        self.first_failure = self.last_failure = 0
+        """Unix ms of the first and the last delivery that was nacked or timed out."""
 
     @property
     def count(self) -> int:
@@ -281,10 +303,16 @@ class PartitionProgress:
     def pop_buffered(self, count: int) -> Batch:
         """Return the first `count` records of the first buffered batch."""
         batch = self.buffered[0]
+        self.drop_buffered(count)
+        return batch if count == len(batch) else batch.window(0, count)
+
+    def drop_buffered(self, count: int) -> None:
+        """Remove the first `count` records of the first buffered batch."""
+        batch = self.buffered[0]
         if count == len(batch):
-            return self.buffered.popleft()
-        self.buffered[0] = batch.window(count, len(batch))
-        return batch.window(0, count)
+            self.buffered.popleft()
+        else:
+            self.buffered[0] = batch.window(count, len(batch))
 
     def skip_to(self, offset: int) -> None:
         """Drop buffered records below the offset, and read on from there if it is ahead."""

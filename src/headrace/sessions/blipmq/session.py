@@ -29,7 +29,7 @@ from headrace.limits import (
 from headrace.records import Headers, RecordBatch
 from headrace.sessions.blipmq import errors as errors
 from headrace.sessions.blipmq.errors import NackReason
-from headrace.sessions.blipmq.subscriptions import QOS_0_HEADERS, Subscription, Subscriptions
+from headrace.sessions.blipmq.subscriptions import QOS_0_HEADERS, Deliveries, Subscription, Subscriptions
 from headrace.sessions.chunks import publish_in_chunks
 from headrace.sessions.contract import Link, Login
 from headrace.sessions.request_ids import log_refused
@@ -63,15 +63,13 @@ PARTITION: Final = 0
 class BlipMqSession(BaseSession[Message]):
     """State of one connection."""
 
-    _decoder: Decoder
-
     def __init__(self, link: Link, broker: Broker, subscriptions: Subscriptions, *, verify_key: VerifyKey) -> None:
         self._settings = subscriptions.settings
         super().__init__(link, in_flight_bytes_max=self._settings.in_flight_bytes_max, owed_max=BLIPMQ_REPLIES_OWED_MAX)
         self._broker = broker
         self._subscriptions = subscriptions
         self._verify_key = verify_key
-        self._decoder = Decoder(frame_bytes_max=BLIPMQ_LOGIN_FRAME_BYTES_MAX)
+        self._decoder = self._frames = Decoder(frame_bytes_max=BLIPMQ_LOGIN_FRAME_BYTES_MAX)
         self._greeted = False
         self._who: Principal | None = None
         self._key: bytes | None = None
@@ -103,6 +101,14 @@ class BlipMqSession(BaseSession[Message]):
         who = self._who
         if who is None:
             self._before_login(message)
+            return True
+        if isinstance(message, (AckBatch, PollBatch)) and self._subscriptions.has(message.subscription):
+            if isinstance(message, AckBatch):
+                self._ack(message, who)
+            elif self._owed:
+                return False
+            else:
+                self._poll(message, who)
             return True
         match message:
             case PublishBatch():
@@ -158,7 +164,7 @@ class BlipMqSession(BaseSession[Message]):
         self._who = self._verify_key(key)
         if self._who is not None:
             self._stop_login_timer()
-            self._decoder.frame_bytes_max = BLIPMQ_FRAME_BYTES_MAX
+            self._frames.frame_bytes_max = BLIPMQ_FRAME_BYTES_MAX
             self._key = None if self._broker.is_coordinator else key
             self._reply(encoder.ack(cid, 0))
             return
@@ -308,9 +314,19 @@ class BlipMqSession(BaseSession[Message]):
     def _poll(self, batch: PollBatch, who: Principal) -> None:
         subscription = self._find(who, batch.subscription)
         if isinstance(subscription, NackReason):
-            self._nack_poll(batch.cids, subscription)
-        else:
-            self._start(self._deliver(batch, subscription), batch.cids)
+            return self._nack_poll(batch.cids, subscription)
+        cids = batch.cids
+        try:
+            delivery = subscription.take_now(len(cids)) if self._is_writable() else None
+        except BrokerError:
+            delivery = None  # `_deliver` answers with the error
+        if delivery is not None:
+            self._work_left -= 1
+            self._reply_delivery(subscription, cids, delivery)
+            if len(delivery.values) == len(cids):
+                return
+            batch = PollBatch(batch.subscription, cids[len(delivery.values) :])
+        self._start(self._deliver(batch, subscription), batch.cids)
 
     def _nack_poll(self, cids: list[int], reason_of: NackReason) -> None:
         if reason_of is not errors.UNKNOWN_SUBSCRIPTION or not self._settings.compat_silent_poll:
@@ -333,8 +349,15 @@ class BlipMqSession(BaseSession[Message]):
             if not deliveries:
                 return
             for delivery in deliveries:
-                count = len(delivery.values)
-                cids = batch.cids[answered : answered + count] if delivery.tags is None else delivery.tags
-                self._reply(encoder.publishes(0 if delivery.tags is None else 1, subscription.topic, cids, delivery.values))
-                answered += count
+                self._reply_delivery(subscription, batch.cids[answered:], delivery)
+                answered += len(delivery.values)
             self._flush()
+
+    def _reply_delivery(self, subscription: Subscription, cids: Sequence[int], delivery: Deliveries) -> None:
+        """Answer the first of these POLLs with the messages."""
+        if delivery.tags is not None and len(delivery.values) == 1:
+            self._reply(encoder.publish(1, subscription.topic, delivery.tags[0], delivery.values[0]))
+        elif delivery.tags is not None:
+            self._reply(encoder.publishes(1, subscription.topic, delivery.tags, delivery.values))
+        else:
+            self._reply(encoder.publishes(0, subscription.topic, cids[: len(delivery.values)], delivery.values))

@@ -22,7 +22,7 @@ from typing import Any, Final, Protocol, cast
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
-from headrace.broker.groups.members import Delivery, Member, SettlementPolicy
+from headrace.broker.groups.members import Delivery, Member, Range, SettlementPolicy
 from headrace.broker.groups.subscriptions import SubscriptionBook, SubscriptionRow
 from headrace.broker.settings import Clock, Later, Timer
 from headrace.errors import BrokerError, LimitExceeded, NotCoordinator, OffsetOutOfRange, UnknownTopic
@@ -60,6 +60,10 @@ class Subscription(Protocol):
     async def take(self, count: int) -> list[Deliveries]:
         """Return up to `count` messages without waiting. Raises `UnknownTopic` if the topic is deleted."""
 
+    def take_now(self, count: int) -> Deliveries | None:
+        """Return so many messages that are in memory, without those that fit no frame. None: `take` finds what there is. Raises
+        `NotAuthorized`."""
+
     def ack(self, tags: Sequence[int]) -> list[bool]:
         """Acknowledge these deliveries. Returns False for each unknown one."""
 
@@ -88,6 +92,12 @@ class LiveSubscription:
             self._broker.check_reads(self.owner, self.topic)
             values = [self._values.popleft() for _ in range(min(count, len(self._values)))]
         return [Deliveries(None, values)] if values else []
+
+    def take_now(self, count: int) -> Deliveries | None:
+        if self._taking.locked() or len(self._values) < count:
+            return None
+        self._broker.check_reads(self.owner, self.topic)
+        return Deliveries(None, [self._values.popleft() for _ in range(count)])
 
     def ack(self, tags: Sequence[int]) -> list[bool]:
         return [False] * len(tags)
@@ -133,15 +143,24 @@ class DurableSubscription:
         singles, ranges = await self._member.take_ranges(count, OUTPUT_HIGH_WATER_BYTES)
         found = self._sorted_out(singles) if singles else []
         for taken in ranges:
-            values = [value or b"" for value in taken.values] if None in taken.values else cast("list[bytes]", taken.values)
-            tags: Sequence[int] = range(taken.first_id, taken.first_id + len(values))
-            if max(map(len, values)) > self._value_bytes_max:
-                # See `_sorted_out`.
-                fitting = [(tag, value) for tag, value in zip(tags, values, strict=True) if len(value) <= self._value_bytes_max]
-                tags, values = [tag for tag, _ in fitting], [value for _, value in fitting]
-            if values:
-                found.append(Deliveries(tags, values))
+            deliveries = self._deliveries(taken)
+            if deliveries.values:
+                found.append(deliveries)
         return found
+
+    def take_now(self, count: int) -> Deliveries | None:
+        self._member.who = self.owner
+        taken = self._member.take_range_now(count, OUTPUT_HIGH_WATER_BYTES)
+        return None if taken is None else self._deliveries(taken)
+
+    def _deliveries(self, taken: Range) -> Deliveries:
+        values = [value or b"" for value in taken.values] if None in taken.values else cast("list[bytes]", taken.values)
+        tags: Sequence[int] = range(taken.first_id, taken.first_id + len(values))
+        if max(map(len, values)) > self._value_bytes_max:
+            # See `_sorted_out`.
+            fitting = [(tag, value) for tag, value in zip(tags, values, strict=True) if len(value) <= self._value_bytes_max]
+            tags, values = [tag for tag, _ in fitting], [value for _, value in fitting]
+        return Deliveries(tags, values)
 
     def _sorted_out(self, taken: list[Delivery]) -> list[Deliveries]:
         found: list[Deliveries] = []
@@ -310,7 +329,9 @@ class Subscriptions:
         use = self._uses.get(id)
         if use is None or use.owner != who.name:
             return None
-        use.used_at, use.is_restored = self._clock(), False
+        use.is_restored = False
+        if not use.holders:  # the time counts from the last connection on
+            use.used_at = self._clock()
         try:
             subscription = self._opened(id, who, use)
             # Another key of the same owner may have fewer rights, and the key that created it may be revoked.
@@ -319,6 +340,10 @@ class Subscriptions:
         except UnknownTopic:
             self._forget(id)
             return None
+
+    def has(self, id: int) -> bool:
+        """Return whether this broker has a subscription with this id, of any principal."""
+        return id in self._uses
 
     def elsewhere(self, id: int) -> NotCoordinator | None:
         """Return the error for a subscription that may be one of the coordinator, which is another broker."""

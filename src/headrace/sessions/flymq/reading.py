@@ -81,8 +81,9 @@ class ReadHandlers:
         next_offset = batch.next_offset
         if len(batch) < wanted and next_offset < self._broker.bounds(who, topic, partition).end:
             return None
-        keys = batch.keys()
-        return Fetched(batch.offsets(), _without_tombstones(batch.values()), next_offset, keys if keys is not None and any(keys) else None)
+        size, keys = batch.value_size, batch.keys()
+        values = _without_tombstones(batch.values()) if size is None else cast(list[bytes], batch.values())
+        return Fetched(batch.offsets(), values, next_offset, keys if keys is not None and any(keys) else None, size)
 
     async def consume(self, request: Consume) -> Consumed:
         """Return the record at exactly this offset. Raises an error that says why it is missing."""

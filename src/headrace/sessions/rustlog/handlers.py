@@ -46,6 +46,7 @@ class RustLogHandlers:
         self._broker = broker
         self._who = who
         self._context = context
+        self._reply_bytes_max = context.settings.reply_bytes_max
 
     def answer(self, dialect: Dialect, request: m.Request) -> m.Reply | Awaitable[m.Reply]:
         """Return the reply, or an awaitable where the disk is needed. `fetch` answers a Fetch. Both raise `NotCoordinator`."""
@@ -162,8 +163,12 @@ class RustLogHandlers:
             return None  # the error depends on what the principal may see
         if batches is None:
             return None
-        offsets, values = _columns(batches)
-        return self._fetched(fetch_reply(dialect, offsets, values, request.max_bytes, self._context.settings.reply_bytes_max), started_ns)
+        size, reply_bytes_max = batches[0].value_size if len(batches) == 1 else None, self._reply_bytes_max
+        if size is None:
+            offsets, values = _columns(batches)
+        else:
+            offsets, values = batches[0].offsets(), cast(list[bytes], batches[0].values())
+        return self._fetched(fetch_reply(dialect, offsets, values, request.max_bytes, reply_bytes_max, size), started_ns)
 
     def _fetched(self, reply: m.Reply, started_ns: int) -> m.Reply:
         """Count the records of a reply."""
@@ -187,7 +192,7 @@ class RustLogHandlers:
         if start > bounds.end:
             self._broker.check_reads(self._who, topic)  # a topic may be visible to a principal that may not read it
             return m.FetchReply(range(bounds.end, bounds.end), [], bounds.end)
-        reply_bytes_max = self._context.settings.reply_bytes_max
+        reply_bytes_max = self._reply_bytes_max
         bytes_max = max(1, min(request.max_bytes, FETCH_BYTES_MAX[dialect], reply_bytes_max))
         fetched = await self._broker.fetch(self._who, topic, partition, start, bytes_max=bytes_max)
         if not fetched.batches:
@@ -257,10 +262,9 @@ class RustLogHandlers:
 
 def _columns(batches: Sequence[Batch]) -> tuple[Sequence[int], list[bytes]]:
     """Return the offsets and values of all batches. A tombstone becomes an empty record, because the protocol cannot express it."""
-    first, *others = batches
-    offsets: Sequence[int] = first.offsets()
-    values = _without_tombstones(first.values())
-    for batch in others:
+    offsets: Sequence[int] = batches[0].offsets()
+    values = _without_tombstones(batches[0].values())
+    for batch in batches[1:]:
         more = batch.offsets()
         if isinstance(offsets, range) and isinstance(more, range) and more.start == offsets.stop:
             offsets = range(offsets.start, more.stop)

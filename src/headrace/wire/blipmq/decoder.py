@@ -10,10 +10,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from typing import Final
 
 from headrace.errors import WireError
 from headrace.limits import BLIPMQ_FRAME_BYTES_MAX
 from headrace.wire.blipmq.frames import (
+    ACK,
     COUNTED_HEAD_BYTES,
     GROUP_EARLIEST,
     GROUP_MODES,
@@ -21,6 +23,9 @@ from headrace.wire.blipmq.frames import (
     HEAD_BYTES,
     LENGTH,
     NACK_HEAD,
+    POLL,
+    PUBLISH,
+    SUBSCRIPTION_FRAME,
     TOPIC_HEAD,
     U16,
     U64,
@@ -41,9 +46,10 @@ from headrace.wire.blipmq.frames import (
 _BLOCK = 64
 _SINGLES_FIRST = 8
 """Frames of a batch before a block is tried, so that alternating topics do not pay for blocks that never match."""
-_PUBLISH, _ACK, _POLL = FrameType.PUBLISH.value, FrameType.ACK.value, FrameType.POLL.value
-_SUBSCRIPTION_FRAME_BYTES = HEAD_BYTES + U64.size
-assert _SUBSCRIPTION_FRAME_BYTES == 21, "an ACK or POLL is 21 bytes"
+_SUBSCRIPTION_FRAME_BYTES: Final = 21
+assert _SUBSCRIPTION_FRAME_BYTES == SUBSCRIPTION_FRAME.size == 21, "an ACK or POLL is 21 bytes"
+_FEW_BYTES_MAX: Final = 32 * 21
+"""POLLs and ACKs that are decoded one by one. More of them come in blocks."""
 
 
 @lru_cache(maxsize=512)
@@ -82,6 +88,13 @@ class Decoder:
 
         Raises `WireError` after the last valid message if a length is out of bounds or a type is unknown.
         """
+        if not self._held and self._broken is None and len(data) <= _FEW_BYTES_MAX and self.frame_bytes_max >= _SUBSCRIPTION_FRAME_BYTES:
+            found = _polls_and_acks(data)
+            if found is not None:
+                return iter(found)
+        return self._feed(data)
+
+    def _feed(self, data: bytes) -> Iterator[Message]:
         if self._broken is not None:
             raise self._broken
         self._held.append(data)
@@ -122,6 +135,31 @@ class Decoder:
         return size
 
 
+def _polls_and_acks(data: bytes) -> list[Message] | None:
+    """Decode a few POLLs and ACKs: clients send one at a time, with the ACK of the message before. None if there is anything else."""
+    found: list[Message] = []
+    if len(data) % _SUBSCRIPTION_FRAME_BYTES:
+        return None
+    for position in range(0, len(data), _SUBSCRIPTION_FRAME_BYTES):
+        kind = data[position + 4]
+        if kind != POLL and kind != ACK:
+            return None
+        length, _, cid, subscription = SUBSCRIPTION_FRAME.unpack_from(data, position)
+        if length != _SUBSCRIPTION_FRAME_BYTES - 4:
+            return None
+        last = found[-1] if found else None
+        if kind == POLL:
+            if isinstance(last, PollBatch) and last.subscription == subscription:
+                last.cids.append(cid)
+            else:
+                found.append(PollBatch(subscription, [cid]))
+        elif isinstance(last, AckBatch) and last.subscription == subscription:
+            last.cids.append(cid)
+        else:
+            found.append(AckBatch(subscription, [cid]))
+    return found
+
+
 def answer_bytes(received: bytes) -> int:
     """Return the size of the first frame in these bytes, 0 if it is incomplete. Raises `WireError` if it refuses a login."""
     if len(received) < HEAD_BYTES:
@@ -129,7 +167,7 @@ def answer_bytes(received: bytes) -> int:
     length, kind, _ = HEAD.unpack_from(received)
     if len(received) < LENGTH.size + length:
         return 0
-    if kind != _ACK:
+    if kind != ACK:
         raise WireError("the login was refused")
     return LENGTH.size + int(length)
 
@@ -138,15 +176,15 @@ def _message(buffer: bytes, position: int, size: int, frame_bytes_max: int) -> t
     """Return the message that starts at `position`, and the start of the next one."""
     _, kind, cid = HEAD.unpack_from(buffer, position)
     begin, end = position + HEAD_BYTES, position + size
-    if kind == _PUBLISH:
+    if kind == PUBLISH:
         return _publishes(buffer, position, end, cid, frame_bytes_max)
-    if kind in (_POLL, _ACK):
+    if kind in (POLL, ACK):
         if size != _SUBSCRIPTION_FRAME_BYTES:
             return Malformed(FrameType(kind), cid), end
         length = size - LENGTH.size
         cids, _, end = _batch(buffer, position, kind, buffer[begin:end], length, length)
         (subscription,) = U64.unpack_from(buffer, begin)
-        return (PollBatch if kind == _POLL else AckBatch)(subscription, cids), end
+        return (PollBatch if kind == POLL else AckBatch)(subscription, cids), end
     single = _SINGLES.get(kind)
     if single is None:
         raise WireError(f"unknown frame type 0x{kind:02x}")
@@ -167,7 +205,7 @@ def _publishes(buffer: bytes, position: int, end: int, cid: int, frame_bytes_max
         return Malformed(FrameType.PUBLISH, cid), end
     # Equal bytes up to the value mean the same QoS and the same valid topic.
     prefix = buffer[begin:value_begin]
-    cids, values, end = _batch(buffer, position, _PUBLISH, prefix, COUNTED_HEAD_BYTES + len(prefix), frame_bytes_max)
+    cids, values, end = _batch(buffer, position, PUBLISH, prefix, COUNTED_HEAD_BYTES + len(prefix), frame_bytes_max)
     return PublishBatch(qos, topic, cids, values), end
 
 

@@ -16,6 +16,8 @@ from headrace.wire.blipmq.frames import (
     HEAD,
     NACK_HEAD,
     PROTOCOL_VERSION,
+    PUBLISH,
+    SUBSCRIPTION_FRAME,
     TOPIC_HEAD,
     U16,
     U16_MAX,
@@ -36,8 +38,6 @@ from headrace.wire.blipmq.frames import (
 
 NACK_TEXT_BYTES_MAX = 1024
 """Maximum length of an error text. A longer one, such as a message of the operating system, is truncated."""
-
-_SUBSCRIPTION_FRAME = struct.Struct(">IBQQ")
 
 
 def hello(cid: int, version: int = PROTOCOL_VERSION) -> bytes:
@@ -106,6 +106,15 @@ def publishes(qos: int, topic: str, cids: Iterable[int], values: Sequence[bytes]
     return b"".join(parts)
 
 
+def publish(qos: int, topic: str, cid: int, value: bytes) -> bytes:
+    """Return one publish or delivery, as `publishes` does."""
+    prefix = _publish_prefix(qos, topic)
+    counted = COUNTED_HEAD_BYTES + len(prefix) + len(value)
+    if counted > BLIPMQ_FRAME_BYTES_MAX:
+        raise RecordTooLarge(size_bytes=len(value), bytes_max=BLIPMQ_FRAME_BYTES_MAX - counted + len(value))
+    return b"".join((HEAD.pack(counted, PUBLISH, cid), prefix, value))
+
+
 def value_bytes_max(topic: str) -> int:
     """Return the size of the largest value that fits a PUBLISH of this topic."""
     return BLIPMQ_FRAME_BYTES_MAX - COUNTED_HEAD_BYTES - TOPIC_HEAD.size - len(topic.encode())
@@ -141,7 +150,7 @@ def _frame(kind: FrameType, cid: int, payload: bytes = b"") -> bytes:
 
 
 def _subscription_frames(kind: FrameType, subscription: int, cids: Iterable[int]) -> bytes:
-    pack, length, kind_byte = _SUBSCRIPTION_FRAME.pack, COUNTED_HEAD_BYTES + U64.size, kind.value
+    pack, length, kind_byte = SUBSCRIPTION_FRAME.pack, COUNTED_HEAD_BYTES + U64.size, kind.value
     return b"".join([pack(length, kind_byte, cid, subscription) for cid in cids])
 
 

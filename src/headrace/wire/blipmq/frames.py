@@ -64,6 +64,14 @@ class FrameType(IntEnum):
     POLL = 0x09
 
 
+PUBLISH: Final = 0x03
+ACK: Final = 0x05
+POLL: Final = 0x09
+assert (PUBLISH, ACK, POLL) == (FrameType.PUBLISH, FrameType.ACK, FrameType.POLL), "the value of an enum member costs a call"
+SUBSCRIPTION_FRAME: Final = struct.Struct(">IBQQ")
+"""Length, type, id and subscription: an ACK or a POLL."""
+
+
 @dataclass(slots=True)
 class Hello:
     """Client → server: protocol version. Answered by an ACK of subscription 0, or a NACK."""
@@ -112,20 +120,27 @@ class Subscribe:
     """Option 4 of a group: a new group begins at the earliest message instead of the next one."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class AckBatch:
     """Client → server: acknowledgement of these delivery tags. Server → client: replies that carry a subscription id."""
 
     subscription: int
     cids: list[int]
 
+    # Written out, because mypyc does not compile a generated constructor, and a client sends these one at a time.
+    def __init__(self, subscription: int, cids: list[int]) -> None:
+        self.subscription, self.cids = subscription, cids
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class PollBatch:
     """Client → server: request for as many messages of one subscription as there are ids."""
 
     subscription: int
     cids: list[int]
+
+    def __init__(self, subscription: int, cids: list[int]) -> None:
+        self.subscription, self.cids = subscription, cids
 
 
 @dataclass(slots=True)

@@ -15,7 +15,6 @@ from headrace.errors import WireError
 from headrace.limits import FLYMQ_LOOP_INFLATED_BYTES_TOTAL, FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq import transactions
 from headrace.wire.flymq.advanced_messages import DelayedBatch, TxnBeginBatch, TxnProduceBatch, TxnWholeBatch
-from headrace.wire.flymq.fields import Reader
 from headrace.wire.flymq.framing import COMPRESSION_MASK, GZIP, HEADER, HEADER_BYTES, MAGIC, VERSION, InflatedTooLarge, inflate
 from headrace.wire.flymq.many import MANY_MIN, take_many
 from headrace.wire.flymq.messages import (
@@ -31,6 +30,7 @@ from headrace.wire.flymq.messages import (
 )
 from headrace.wire.flymq.opcodes import Opcode
 from headrace.wire.flymq.produce import read_produce, take_batch, take_metadata
+from headrace.wire.flymq.reader import Reader
 from headrace.wire.flymq.table import BY_OPCODE
 from headrace.wire.flymq.timed import take_commits, take_timed
 
@@ -103,10 +103,10 @@ class _Decoder(ABC, Generic[E]):
                 if ahead > position:
                     position = ahead
                     continue
-            has_header = end - position >= HEADER_BYTES
-            if has_header:
-                magic, version, opcode, flags, length = HEADER.unpack_from(buffer, position)
-            if not has_header or magic != MAGIC or version != VERSION or length > FLYMQ_PAYLOAD_BYTES_MAX:
+            length = -1
+            if end - position >= HEADER_BYTES and buffer[position] == MAGIC and buffer[position + 1] == VERSION:
+                length = int.from_bytes(buffer[position + 4 : position + HEADER_BYTES], "big")
+            if not 0 <= length <= FLYMQ_PAYLOAD_BYTES_MAX:
                 fault = _front_fault(buffer, position, end)
                 if fault is not None:
                     self._broken = True
@@ -116,6 +116,7 @@ class _Decoder(ABC, Generic[E]):
             if end - position < HEADER_BYTES + length:
                 wanted = HEADER_BYTES + length
                 break
+            opcode, flags = buffer[position + 2], buffer[position + 3]
             position = self._take(buffer, position, end, opcode, flags, position + HEADER_BYTES + length, events)
         if position < end:
             self._held += memoryview(buffer)[position:]

@@ -18,8 +18,9 @@ from typing import Any, Final, Generic, TypeVar
 
 from headrace.columns import equal_rows, equal_size
 from headrace.errors import WireError
-from headrace.wire.flymq.fields import B32, U32, U64, Field, Layout, Reader
+from headrace.wire.flymq.fields import B32, U32, U64, Field, Layout
 from headrace.wire.flymq.messages import Consumed, Fetched
+from headrace.wire.flymq.reader import Reader
 
 M = TypeVar("M")
 
@@ -124,9 +125,12 @@ class SpecLayout:
 
 def _equal_page(fetched: Fetched, count: int) -> bytes | None:
     """Encode a few records without keys in one call if all values have one size."""
-    values = fetched.values
-    size = len(values[0])
-    if size > _PAGE_VALUE_BYTES_MAX or [*map(len, values)].count(size) != count:
+    values, size = fetched.values, fetched.value_size
+    if size is None:
+        size = len(values[0])
+        if [*map(len, values)].count(size) != count:
+            return None
+    if size > _PAGE_VALUE_BYTES_MAX:
         return None
     cells: list[Any] = [size] * (3 * count)  # the empty key and the value have their lengths in one number
     cells[1::3] = values

@@ -108,14 +108,18 @@ class ProduceMany:
         return found
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Consume:
     topic: str
     partition: int
     offset: int
 
+    # Written out, here and below, because mypyc does not compile a generated constructor, and a client sends these one at a time.
+    def __init__(self, topic: str, partition: int, offset: int) -> None:
+        self.topic, self.partition, self.offset = topic, partition, offset
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class ConsumeZeroCopy(Consume):
     """Same as `Consume`. The name refers to internals of the original."""
 
@@ -173,7 +177,7 @@ class CommitBatch:
         return [Commit(self.topic, self.group, *place) for place in zip(self.partitions, self.offsets, strict=True)]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Fetch:
     topic: str
     partition: int
@@ -182,8 +186,11 @@ class Fetch:
     pattern: str | None = None
     """Filter. An empty one passes everything, but its presence selects the original's reply layout."""
 
+    def __init__(self, topic: str, partition: int, offset: int, records_max: int, pattern: str | None = None) -> None:
+        self.topic, self.partition, self.offset, self.records_max, self.pattern = topic, partition, offset, records_max, pattern
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, init=False)
 class FetchBinary(Fetch):
     """Same as `Fetch`, answered in the original's layout in both dialects."""
 
@@ -322,7 +329,7 @@ class Consumed:
     value: bytes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Fetched:
     """Records in columns. None and an empty key have the same encoding and decode as None."""
 
@@ -331,6 +338,18 @@ class Fetched:
     next_offset: int
     keys: Sequence[bytes | None] | None = None
     """None if no record has a key."""
+    value_size: int | None = field(default=None, compare=False)
+    """Size of each value, if all have one and the sender has found it out."""
+
+    def __init__(
+        self,
+        offsets: Sequence[int],
+        values: Sequence[bytes],
+        next_offset: int,
+        keys: Sequence[bytes | None] | None = None,
+        value_size: int | None = None,
+    ) -> None:
+        self.offsets, self.values, self.next_offset, self.keys, self.value_size = offsets, values, next_offset, keys, value_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,11 @@ from typing import Final
 from headrace.columns import EQUAL_ROWS_MIN, numbered_rows
 from headrace.errors import InvalidRequest, RecordTooLarge
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
-from headrace.wire.flymq.fields import B32, I32, S16, Reader
+from headrace.wire.flymq.fields import B32, I32, S16
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
 from headrace.wire.flymq.messages import AUTO, ProduceBatch, RecordMetadataBatch
 from headrace.wire.flymq.opcodes import Opcode
+from headrace.wire.flymq.reader import Reader
 
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.PRODUCE << 8 | BINARY
 """First four bytes of a frame as one number."""

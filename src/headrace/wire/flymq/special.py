@@ -8,7 +8,8 @@ from headrace.errors import InvalidRequest, WireError
 from headrace.wire.flymq import advanced_messages as v
 from headrace.wire.flymq import messages as m
 from headrace.wire.flymq import schema_messages as s
-from headrace.wire.flymq.fields import B32, BOOL, I32, I64, S8, S16, U32, U64, Field, Integer, Layout, Reader
+from headrace.wire.flymq.fields import B32, BOOL, I32, I64, S8, S16, U32, U64, Field, Integer, Layout
+from headrace.wire.flymq.reader import Reader
 
 T = TypeVar("T")
 G = TypeVar("G", bound=m.DescribeGroup)

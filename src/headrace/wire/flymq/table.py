@@ -19,10 +19,11 @@ from headrace.wire.flymq import messages as m
 from headrace.wire.flymq import schema_messages as s
 from headrace.wire.flymq import transactions
 from headrace.wire.flymq.fetching import ConsumedLayout, PlaceLayout, SdkLayout, SpecLayout
-from headrace.wire.flymq.fields import B32, BOOL, I32, I64, S8, S16, U8, U32, U64, Field, Layout, Reader, Repeated, Trailing
+from headrace.wire.flymq.fields import B32, BOOL, I32, I64, S8, S16, U8, U32, U64, Field, Layout, Repeated, Trailing
 from headrace.wire.flymq.framing import BINARY, GZIP, decode_failure, encode_failure, frame
 from headrace.wire.flymq.opcodes import Dialect, Opcode
 from headrace.wire.flymq.produce import encode_batch, encode_metadata, read_metadata
+from headrace.wire.flymq.reader import Reader
 from headrace.wire.flymq.special import (
     MODE,
     CancelLayout,

@@ -32,11 +32,12 @@ from headrace.wire.flymq.advanced_messages import (
     TxnRollback,
     TxnWholeBatch,
 )
-from headrace.wire.flymq.fields import B32, BOOL, I32, S16, U32, Layout, Reader, Trailing
+from headrace.wire.flymq.fields import B32, BOOL, I32, S16, U32, Layout, Trailing
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
 from headrace.wire.flymq.messages import AUTO
 from headrace.wire.flymq.opcodes import Opcode
 from headrace.wire.flymq.produce import PLACE, check_sizes, place_rows
+from headrace.wire.flymq.reader import Reader
 
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_PRODUCE << 8 | BINARY
 _HEADER = struct.Struct(">II")

@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from itertools import chain
-from typing import Final
+from typing import Any, Final
 
 from headrace.columns import EQUAL_ROWS_MIN, equal_rows, equal_size
 from headrace.errors import InvalidRequest
@@ -44,6 +45,9 @@ _PLACE = struct.Struct(">IQI")
 RECORD_OVERHEAD_BYTES: Final = _U32.size
 FETCH_REPLY_OVERHEAD_BYTES: Final = _FETCHED.size + _U64.size
 assert _PRODUCED.size == 13 and FETCH_REPLY_OVERHEAD_BYTES == 13
+_PAGE_ROWS_MAX: Final = 16
+_PAGE_VALUE_BYTES_MAX: Final = 1_024
+"""Largest reply that is encoded in one call, if its records have equal sizes."""
 
 
 class _Fields:
@@ -335,9 +339,27 @@ def encode_reply(reply: m.Reply) -> bytes:
             return b"".join((_U8.pack(ERROR), _U16.pack(code), _name(message)))
 
 
+def encode_page(reply: m.FetchReply) -> bytes | None:
+    """Encode the whole frame of a few records of one size in one call. None: `encode_reply` encodes the payload."""
+    values, size = reply.values, reply.value_size
+    count = len(values)
+    if size is None or not 0 < count <= _PAGE_ROWS_MAX or size > _PAGE_VALUE_BYTES_MAX:
+        return None
+    _dense_start(reply.offsets, reply.next_offset)
+    page = _page(count, size)
+    cells: list[Any] = [size] * (2 * count)
+    cells[1::2] = values
+    return page.pack(page.size - 4, FETCH, count, *cells, reply.next_offset)
+
+
+@lru_cache(256)
+def _page(count: int, size: int) -> struct.Struct:
+    return struct.Struct(">IBI" + f"I{size}s" * count + "Q")
+
+
 def _dense_start(offsets: Sequence[int], end: int) -> int:
     """Return the first offset. Readers of this dialect count the offsets, so a gap would shift every later one."""
-    if isinstance(offsets, range) and not offsets:
+    if isinstance(offsets, range) and (not offsets or (offsets.step == 1 and offsets.stop == end)):
         return offsets.start
     start = end - len(offsets)
     assert offsets == range(start, end) or list(offsets) == list(range(start, end)), "the binary dialect cannot carry a gap"

@@ -137,12 +137,15 @@ def dialect_of(payload: bytes, *, binary_starts: frozenset[int] = binary.REQUEST
     return Dialect.JSON if first in _JSON_STARTS else None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Received:
     """A request and the dialect of its reply."""
 
     dialect: Dialect
     request: Request
+
+    def __init__(self, dialect: Dialect, request: Request) -> None:
+        self.dialect, self.request = dialect, request
 
 
 @dataclass(slots=True)
@@ -248,7 +251,11 @@ def encode_reply(dialect: Dialect, reply: Reply) -> bytes:
     """Return one frame. A long error text is truncated. Every other reply must fit, see `fetch_reply`."""
     if isinstance(reply, ErrorReply) and len(reply.message) > RUSTLOG_ERROR_CHARS_MAX:
         reply = ErrorReply(reply.message[: RUSTLOG_ERROR_CHARS_MAX - 1] + "…", reply.code)
-    return frame(json.encode_reply(reply) if dialect is Dialect.JSON else binary.encode_reply(reply))
+    if dialect is Dialect.JSON:
+        return frame(json.encode_reply(reply))
+    if isinstance(reply, FetchReply) and (page := binary.encode_page(reply)) is not None:
+        return page
+    return frame(binary.encode_reply(reply))
 
 
 # Frame sizes.
@@ -261,17 +268,27 @@ _BINARY_ACCOUNTED_OVERHEAD: Final = 12
 
 
 def fetch_reply(
-    dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], max_bytes: int, reply_bytes_max: int = RUSTLOG_FRAME_BYTES_MAX
+    dialect: Dialect,
+    offsets: Sequence[int],
+    values: Sequence[bytes],
+    max_bytes: int,
+    reply_bytes_max: int = RUSTLOG_FRAME_BYTES_MAX,
+    value_size: int | None = None,
 ) -> FetchReply | ErrorReply:
     """Return as many of these records as the reader wants and `reply_bytes_max` allows: at least one, or an error. A single record may
-    fill a frame.
+    fill a frame. `value_size` is the size of each value, if it is known.
 
     The binary dialect sends no offsets, so a binary reply also ends before the first gap.
     """
     assert values, "an empty reply needs the log's end, which only the broker knows"
-    sizes = list(map(len, values))
-    is_equal = sizes.count(sizes[0]) == len(sizes)
-    count = max(1, _within(sizes, is_equal, _BINARY_ACCOUNTED_OVERHEAD if dialect is Dialect.BINARY else 0, max_bytes))
+    overhead = _BINARY_ACCOUNTED_OVERHEAD if dialect is Dialect.BINARY else 0
+    if value_size is None:
+        sizes = list(map(len, values))
+        value_size = sizes[0] if sizes.count(sizes[0]) == len(sizes) else None
+        fitting = _within(sizes, overhead, max_bytes) if not value_size else max_bytes // (value_size + overhead)
+    else:
+        fitting = max_bytes // (value_size + overhead)
+    count = max(1, min(fitting, len(values)))
     if dialect is Dialect.BINARY:
         count = _before_gap(offsets, count)
     # What is within `max_bytes` with 12 bytes a record fits a frame of that size with 4 bytes a record.
@@ -281,13 +298,13 @@ def fetch_reply(
     if count == 0:
         alone = len(values[0]) + binary.RECORD_OVERHEAD_BYTES + binary.FETCH_REPLY_OVERHEAD_BYTES
         return errors.record_does_not_fit(dialect, offsets[0], len(values[0]), fits_binary=alone <= RUSTLOG_FRAME_BYTES_MAX)
-    return FetchReply(offsets[:count], values[:count], offsets[count - 1] + 1, sizes[0] if is_equal else None)
+    if count < len(values):
+        offsets, values = offsets[:count], values[:count]
+    return FetchReply(offsets, values, offsets[count - 1] + 1, value_size)
 
 
-def _within(sizes: Sequence[int], is_equal: bool, overhead: int, room: int) -> int:
+def _within(sizes: Sequence[int], overhead: int, room: int) -> int:
     """Return how many values of these sizes fit, each with its overhead."""
-    if is_equal and sizes[0]:
-        return min(len(sizes), room // (sizes[0] + overhead))
     if sum(sizes) + overhead * len(sizes) <= room:
         return len(sizes)
     return bisect_right(list(accumulate(map(overhead.__add__, sizes))), room)
@@ -303,7 +320,7 @@ def _before_gap(offsets: Sequence[int], count: int) -> int:
 def _fitting(dialect: Dialect, offsets: Sequence[int], values: Sequence[bytes], count: int, bytes_max: int) -> int:
     """Return how many of the first `count` records fit a frame of `bytes_max`."""
     if dialect is Dialect.BINARY:
-        return _within(list(map(len, values[:count])), False, binary.RECORD_OVERHEAD_BYTES, bytes_max - binary.FETCH_REPLY_OVERHEAD_BYTES)
+        return _within(list(map(len, values[:count])), binary.RECORD_OVERHEAD_BYTES, bytes_max - binary.FETCH_REPLY_OVERHEAD_BYTES)
     room = bytes_max - json.FETCH_REPLY_OVERHEAD_BYTES
     if json.records_bytes_at_most(values[:count]) <= room:
         return count

@@ -37,7 +37,7 @@ class Produce:
     records: Sequence[bytes]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Fetch:
     """Read from an offset, or from the group's committed offset if that is higher. An empty `group_id` means no group."""
 
@@ -46,6 +46,10 @@ class Fetch:
     offset: int
     max_bytes: int
     group_id: str = ""
+
+    # Written out, here and below, because mypyc does not compile a generated constructor, and a client sends these one at a time.
+    def __init__(self, topic: str, partition: int, offset: int, max_bytes: int, group_id: str = "") -> None:
+        self.topic, self.partition, self.offset, self.max_bytes, self.group_id = topic, partition, offset, max_bytes, group_id
 
 
 @dataclass(slots=True)
@@ -113,7 +117,7 @@ class ProduceReply:
     offsets: Sequence[int]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class FetchReply:
     """Records and the next offset. The binary dialect sends no offsets: they must be dense and end at `next_offset`."""
 
@@ -122,6 +126,9 @@ class FetchReply:
     next_offset: int
     value_size: int | None = field(default=None, compare=False)
     """Size of each value, if all have one and the sender has found it out."""
+
+    def __init__(self, offsets: Sequence[int], values: Sequence[bytes], next_offset: int, value_size: int | None = None) -> None:
+        self.offsets, self.values, self.next_offset, self.value_size = offsets, values, next_offset, value_size
 
     @property
     def value_bytes(self) -> int:
