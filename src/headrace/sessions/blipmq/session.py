@@ -63,15 +63,13 @@ PARTITION: Final = 0
 class BlipMqSession(BaseSession[Message]):
     """State of one connection."""
 
-    _decoder: Decoder
-
     def __init__(self, link: Link, broker: Broker, subscriptions: Subscriptions, *, verify_key: VerifyKey) -> None:
         self._settings = subscriptions.settings
         super().__init__(link, in_flight_bytes_max=self._settings.in_flight_bytes_max, owed_max=BLIPMQ_REPLIES_OWED_MAX)
         self._broker = broker
         self._subscriptions = subscriptions
         self._verify_key = verify_key
-        self._decoder = Decoder(frame_bytes_max=BLIPMQ_LOGIN_FRAME_BYTES_MAX)
+        self._decoder = self._frames = Decoder(frame_bytes_max=BLIPMQ_LOGIN_FRAME_BYTES_MAX)
         self._greeted = False
         self._who: Principal | None = None
         self._key: bytes | None = None
@@ -158,7 +156,7 @@ class BlipMqSession(BaseSession[Message]):
         self._who = self._verify_key(key)
         if self._who is not None:
             self._stop_login_timer()
-            self._decoder.frame_bytes_max = BLIPMQ_FRAME_BYTES_MAX
+            self._frames.frame_bytes_max = BLIPMQ_FRAME_BYTES_MAX
             self._key = None if self._broker.is_coordinator else key
             self._reply(encoder.ack(cid, 0))
             return
@@ -187,11 +185,11 @@ class BlipMqSession(BaseSession[Message]):
                 published: Outcome = self._broker.publish_one(who, batch.topic, batch.values[0], partition=PARTITION)
             else:
                 published = self._broker.publish(who, batch.topic, RecordBatch(batch.values, headers=headers), partition=PARTITION)
-        except (UnknownTopic, SchemaCheckPending) as error:
+        except (UnknownTopic, SchemaCheckPending) as absent:
             if may_create:
                 self._start(self._publish_to_new_topic(batch, who), batch.cids)
             else:
-                self._reply(self._publish_nacks(batch, error))
+                self._reply(self._publish_nacks(batch, absent))
         except InvalidRecord:
             self._publish_in_chunks(batch, who, headers)
         except BrokerError as error:
@@ -255,8 +253,8 @@ class BlipMqSession(BaseSession[Message]):
             return self._nack((message.cid,), errors.TOO_MANY_SUBSCRIPTIONS)
         try:
             subscription = await self._subscriptions.subscribe(who, message, self._link.peer)
-        except NotCoordinator as error:
-            return await self._pass_on(message, partial(self._refuse, (message.cid,), error))
+        except NotCoordinator as elsewhere:
+            return await self._pass_on(message, partial(self._refuse, (message.cid,), elsewhere))
         except BrokerError as error:
             return self._nack((message.cid,), self._reason(error))
         self._hold(subscription)
