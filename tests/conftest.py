@@ -9,15 +9,18 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from headrace.compiled import is_compiled
 from tests import canaries, kafka_fixtures, scheduling
 
 settings.register_profile("headrace", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # both depend on the machine
@@ -62,6 +65,15 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def _run_on_sources(test: str) -> None:
+    """Run the test in a process that does not use the compiled modules, in which nothing can be replaced."""
+    assert "tests.plain_sources" not in sys.modules, "the plugin has no effect"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-p", "tests.plain_sources", test]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=HERE.parent, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def pytest_collection_finish() -> None:
     """Leave the collected tests out of garbage collection, which would look at half a million objects again and again."""
     gc.collect()
@@ -76,6 +88,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if is_compiled() and item.get_closest_marker("replaces_code"):
+            # Its fixtures may replace code, too.
+            item.setup, item.runtest = lambda: None, partial(_run_on_sources, item.nodeid)  # type: ignore[method-assign]
         if _is_slow(item.path):
             item.add_marker(pytest.mark.slow)
 

@@ -43,6 +43,9 @@ class Ack(StrEnum):
     NONE = "none"
     """Ordered only. The records may be lost at any time."""
 
+    __hash__ = str.__hash__
+    """That of `Enum` is a function in Python, and each flush looks its appends up by level."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:

@@ -369,6 +369,7 @@ async def test_on_disk_and_by_the_real_clock_it_comes_within_50_ms(tmp_path: Pat
     await broker.close()
 
 
+@pytest.mark.replaces_code
 async def test_a_topic_that_cannot_take_its_messages_keeps_no_other_waiting(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     await harness.broker.create_topic(ANN, "stuck")
     for topic in ("stuck", "t", "stuck"):

@@ -12,6 +12,7 @@ from headrace.broker import Outcome, Principal, Published, PublishedOne, Publish
 from headrace.broker.authorizer import Action, Resource
 from headrace.broker.publishing.gathering import RECORD_BYTES_MAX
 from headrace.broker.publishing.partitioner import partition_of
+from headrace.engine.contract import Appended, Write
 from headrace.errors import DiskFull, NotAuthorized, Unavailable, UnknownPartition, UnknownTopic
 from headrace.records import RecordBatch
 from tests.broker.harness import ANN, Harness, turns
@@ -282,3 +283,26 @@ async def test_transactions_begun_together_share_a_timer_and_each_has_its_time(h
     assert [one.has_ended for one in (*early, late)] == [True, True, True, False]
     late.abort()
     assert harness.clock.running == before
+
+
+async def test_an_append_that_is_refused_at_once_fails_its_records_once_and_not_within_the_call(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await harness.broker.create_topic(ANN, "t")
+
+    def refuse(write: Write, done: Callable[[list[Appended] | BaseException], None]) -> None:
+        done(DiskFull("no room"))
+        done(DiskFull("a second result for the same append"))
+
+    monkeypatch.setattr(harness.engine, "append_then", refuse)
+    outcome = harness.broker.publish_one(ANN, "t", b"a")
+    called: list[object] = []
+    outcome.add_done_callback(called.append)
+    later = harness.broker.publish(ANN, "t", RecordBatch([b"b"]))  # sends what was gathered
+    assert not outcome.done()
+    assert called == []
+    with pytest.raises(DiskFull, match="no room"):
+        await landed(outcome)
+    assert called == [outcome]
+    assert (await later).base_offset == 0
+    await harness.broker.close()  # waits for nothing

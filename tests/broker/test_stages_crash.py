@@ -21,7 +21,7 @@ import pytest
 from headrace.broker import Broker, BrokerSettings
 from headrace.broker.settings import SpillSizes
 from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Topic, TopicConfig, Write
-from headrace.engine.each import append_by_partition
+from headrace.engine.each import append_by_future, append_by_partition
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
 from headrace.records import RecordBatch
@@ -88,6 +88,9 @@ class Mortal:
     async def _never(self) -> NoReturn:
         await asyncio.get_running_loop().create_future()
         raise AssertionError("never")
+
+    def append_then(self, write: Write, done: Callable[[list[Appended] | BaseException], None]) -> None:
+        append_by_future(self.append, write, done)
 
     def append_each(
         self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None

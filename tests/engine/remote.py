@@ -27,7 +27,7 @@ from headrace.engine.contract import (
     TopicConfig,
     Write,
 )
-from headrace.engine.each import append_by_partition
+from headrace.engine.each import append_by_future, append_by_partition
 from headrace.engine.memory import MemoryEngine
 from headrace.errors import AppendUnknown, Unavailable
 from headrace.records import ColumnBatch, RecordBatch
@@ -182,6 +182,9 @@ class RemoteEngine:
     async def read(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch]:
         await self._travel()
         return await self.inner.read(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
+
+    def append_then(self, write: Write, done: Callable[[list[Appended] | BaseException], None]) -> None:
+        append_by_future(self.append, write, done)
 
     def append_each(
         self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None

@@ -278,3 +278,29 @@ async def test_a_topic_deleted_before_the_write_fails_only_its_own_records(subje
     with pytest.raises(UnknownTopic):
         subject.engine.append_each(places, [b"%d" % number for number in range(40)])
     assert subject.engine.bounds("t", 0) == Bounds(0, 20)
+
+
+async def test_a_callback_gets_what_the_future_of_the_same_append_would_have(subject: Subject) -> None:
+    await subject.topic(partitions=2)
+    await subject.put("a", partition=1)
+    called: asyncio.Future[list[Appended] | BaseException] = asyncio.get_running_loop().create_future()
+    write = Write("t", 1, RecordBatch([b"b", b"cc"], [b"k", None]))
+    subject.engine.append_then(write, called.set_result)
+    after = subject.engine.append([Write("t", 1, RecordBatch([b"d"]))])
+    assert await called == [Appended(base_offset=1, count=2, timestamp=subject.clock.now)]
+    assert (await after)[0].base_offset == 3
+    assert write.size_bytes == 4
+    assert [record.key for record in await subject.records(partition=1)] == [None, b"k", None, None]
+
+
+async def test_a_callback_is_not_called_for_an_append_that_is_refused_at_once(subject: Subject) -> None:
+    await subject.topic()
+    called: list[object] = []
+    for topic, partition, error in (("missing", 0, UnknownTopic), ("t", 1, UnknownPartition)):
+        with pytest.raises(error):
+            subject.engine.append_then(Write(topic, partition, RecordBatch([b"a"])), called.append)
+    with pytest.raises(RecordTooLarge):
+        subject.engine.append_then(Write("t", 0, RecordBatch([bytes(limits.VALUE_BYTES_MAX + 1)])), called.append)
+    await subject.put("b")
+    assert called == []
+    assert await subject.values() == [b"b"]

@@ -71,6 +71,7 @@ def test_small_tails_wait_for_the_checkpoint_until_they_take_half_of_the_memory(
     assert all(segments(store, log) for log in small)
 
 
+@pytest.mark.replaces_code
 def test_a_tail_that_grows_while_many_small_ones_are_written_does_not_wait_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "SPILL_BYTES", 200_000)
     store = opened(SimulatedFiles(), OPTIONS)

@@ -247,6 +247,13 @@ class Engine(Protocol):
         for its answer). A caller that keeps state about an append changes it when the outcome is known, not before.
         """
 
+    def append_then(self, write: Write, done: Callable[[list[Appended] | BaseException], None]) -> None:
+        """Append a record batch to a topic of users as `append` does, and call `done` on the event loop with the result or the error that
+        the future would have. It may be called before this returns, and more than once, of which the first call counts.
+
+        Raises as `append` does. An engine without a cheaper way uses `engine.each.append_by_future`.
+        """
+
     def append_each(
         self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
     ) -> asyncio.Future[AppendedEach]:

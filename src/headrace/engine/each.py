@@ -1,4 +1,4 @@
-"""Append of independent records for engines that have no cheaper way: one append for each partition."""
+"""Kinds of appends for engines that have no cheaper way than `append`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,19 @@ from functools import partial
 from headrace.engine.contract import Appended, AppendedEach, Write
 from headrace.errors import BrokerError
 from headrace.records import RecordBatch
+
+
+def append_by_future(
+    append: Callable[[Sequence[Write]], asyncio.Future[list[Appended]]],
+    write: Write,
+    done: Callable[[list[Appended] | BaseException], None],
+) -> None:
+    """Implement `Engine.append_then` by `append`."""
+
+    def landed(staged: asyncio.Future[list[Appended]]) -> None:
+        done(staged.exception() or staged.result())
+
+    append([write]).add_done_callback(landed)
 
 
 def append_by_partition(

@@ -328,6 +328,18 @@ class EmbeddedEngine:
         self._stage(appends, strongest if ack is None else ack, future, size_bytes=size_bytes, reserve=reserve, urgent=urgent)
         return future
 
+    def append_then(self, write: Write, done: Callable[[list[Appended] | BaseException], None]) -> None:
+        assert isinstance(write.batch, RecordBatch)
+        place = (write.topic, write.partition)
+        log, ack = self._places.get(place) or self._place(place)
+        write.size_bytes = size_bytes = check_batch(write.batch)
+        self.store.stage([(log, write.batch)], ack=ack, now=self._clock(), done=done, size_bytes=size_bytes)
+
+    def _place(self, place: tuple[str, int]) -> tuple[int, Ack]:
+        """Return log and ack level, and keep them until a topic changes."""
+        found = self._places[place] = (self._log(*place), self._entry(place[0]).topic.config.ack)
+        return found
+
     def append_each(
         self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
     ) -> asyncio.Future[AppendedEach]:
@@ -336,7 +348,7 @@ class EmbeddedEngine:
             logs, acks = zip(*map(known.__getitem__, places), strict=True)
         except KeyError:
             for place in set(places) - known.keys():
-                known[place] = (self._log(*place), self._entry(place[0]).topic.config.ack)
+                self._place(place)
             logs, acks = zip(*map(known.__getitem__, places), strict=True)
         assert self._loop is not None
         future: asyncio.Future[AppendedEach] = self._loop.create_future()
@@ -380,14 +392,17 @@ class EmbeddedEngine:
     def _deliver(self, completions: list[Completion], advanced: list[int]) -> None:
         """Pass the results of a whole flush to the loop in one call. Called on the writer thread."""
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        try:
             self._loop.call_soon_threadsafe(self._complete, completions, advanced)
+        except RuntimeError:
+            pass  # the loop is closed
 
     def _complete(self, completions: list[Completion], advanced: list[int]) -> None:
         for done, result in completions:
             done(result)
-        for log in self._watchers.keys() & advanced:
-            self._wake(log)
+        if self._watchers:
+            for log in self._watchers.keys() & advanced:
+                self._wake(log)
 
     # Reading.
 

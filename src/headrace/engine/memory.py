@@ -28,7 +28,7 @@ from headrace.engine.contract import (
     TopicConfig,
     Write,
 )
-from headrace.engine.each import append_by_partition
+from headrace.engine.each import append_by_future, append_by_partition
 from headrace.engine.partition_limits import check_partitions
 from headrace.errors import (
     BrokerError,
@@ -151,6 +151,9 @@ class MemoryEngine:
         staged = _Staged(found, loop.create_future())
         self._staged.append(staged)
         return staged.future
+
+    def append_then(self, write: Write, done: Callable[[list[Appended] | BaseException], None]) -> None:
+        append_by_future(self.append, write, done)
 
     def append_each(
         self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None

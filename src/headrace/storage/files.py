@@ -253,8 +253,8 @@ def _all_done(syncs: Sequence[Callable[[], None]]) -> None:
                 sync()
             except OSError as failure:  # failed syncs are reported first
                 failures.appendleft(failure)
-            except Exception as failure:
-                failures.append(failure)
+            except Exception as defect:
+                failures.append(defect)
             finally:
                 done.release()
 

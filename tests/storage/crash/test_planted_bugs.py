@@ -399,6 +399,7 @@ def test_every_planted_bug_has_a_trial() -> None:
     assert PLANTS.keys() == CAUGHT_BY.keys()
 
 
+@pytest.mark.replaces_code
 @pytest.mark.parametrize("bug", PLANTS)
 def test_the_harness_catches(bug: str, monkeypatch: pytest.MonkeyPatch, proof: Proof) -> None:
     trial = CAUGHT_BY[bug]

@@ -38,13 +38,22 @@ Place: TypeAlias = tuple[str, int]
 class _Batch:
     """Records for one partition that wait for the end of the turn."""
 
-    __slots__ = ("began", "keys", "meter", "outcomes", "protocol", "values")
+    __slots__ = ("_gathering", "began", "is_landed", "is_staged", "keys", "meter", "outcomes", "protocol", "values", "write")
 
-    def __init__(self, meter: Meter, protocol: str, began: float) -> None:
+    def __init__(self, gathering: Gathering, meter: Meter, protocol: str, began: float) -> None:
+        self._gathering = gathering
         self.meter, self.protocol, self.began = meter, protocol, began
         self.values: list[bytes] = []
         self.keys: list[bytes | None] | None = None
         self.outcomes: list[PublishedOne] = []
+        self.write: Write | None = None
+        self.is_staged = self.is_landed = False
+
+    def landed(self, result: list[Appended] | BaseException) -> None:
+        """Take the outcome of the append."""
+        if not self.is_landed:
+            self.is_landed = True
+            self._gathering.land(self, result)
 
 
 class Commit(Protocol):
@@ -69,11 +78,15 @@ class Append(Protocol):
     def __call__(self, writes: Sequence[Write], *, owned: bool) -> Staged: ...
 
 
-class Gathering:
-    """The records of this turn. `append` appends a batch and counts it as in flight, `landed` counts it as done."""
+AppendThen: TypeAlias = Callable[[Write, Callable[["list[Appended] | BaseException"], None]], None]
+"""`Engine.append_then`."""
 
-    def __init__(self, append: Append, landed: Callable[[Staged], None], meters: Meters) -> None:
-        self._append = append
+
+class Gathering:
+    """The records of this turn. `append` and `append_then` append and count it as in flight, `landed` counts it as done."""
+
+    def __init__(self, append: Append, append_then: AppendThen, landed: Callable[[], None], meters: Meters) -> None:
+        self._append, self._append_then = append, append_then
         self._count_landed = landed
         self._meters = meters
         self._batches: dict[Place, _Batch] = {}
@@ -114,7 +127,7 @@ class Gathering:
             self.send()
         if not self._batches:
             self._send_soon()
-        batch = self._batches[place] = _Batch(meter, protocol, self._meters.ticks())
+        batch = self._batches[place] = _Batch(self, meter, protocol, self._meters.ticks())
         return batch
 
     def send(self) -> None:
@@ -125,14 +138,14 @@ class Gathering:
             return  # there are either commits or single records
         batches, self._batches = self._batches, {}
         for (topic, partition), batch in batches.items():
-            write = Write(topic, partition, RecordBatch(batch.values, batch.keys))
+            batch.write = write = Write(topic, partition, RecordBatch(batch.values, batch.keys))
             try:
-                staged = self._append([write], owned=False)
+                self._append_then(write, batch.landed)
             except BrokerError as error:
                 # The topic was deleted in this turn. A session may be the caller, so it is not called back from here.
                 asyncio.get_running_loop().call_soon(self._fail, batch, error)
             else:
-                staged.add_done_callback(partial(self._landed, batch, write))
+                batch.is_staged = True
 
     def _append_commits(self, commits: list[Commit]) -> None:
         try:
@@ -148,7 +161,7 @@ class Gathering:
             staged.add_done_callback(partial(self._landed_commits, commits))
 
     def _landed_commits(self, commits: list[Commit], staged: Staged) -> None:
-        self._count_landed(staged)
+        self._count_landed()
         first = 0
         for commit in commits:
             count = len(commit.writes)
@@ -160,17 +173,25 @@ class Gathering:
         commit.fail(error)
         self._call_back([commit.answer])
 
-    def _landed(self, batch: _Batch, write: Write, staged: Staged) -> None:
-        self._count_landed(staged)
-        error = staged.exception()
-        if error is not None:
-            self._fail(batch, error)
+    def land(self, batch: _Batch, result: list[Appended] | BaseException) -> None:
+        """Pass the outcome of an append to the publishers of its records."""
+        if not batch.is_staged:
+            # The engine has refused it at once, and a session may be the caller.
+            batch.is_staged = True
+            asyncio.get_running_loop().call_soon(self.land, batch, result)
             return
-        (appended,) = staged.result()
-        batch.meter.published_singly(len(batch.values), write.size_bytes, self._meters.ticks() - batch.began)
-        timestamp = appended.timestamp
-        for index, outcome in enumerate(batch.outcomes):
-            outcome.land(appended.offset(index), timestamp)
+        self._count_landed()
+        if isinstance(result, BaseException):
+            self._fail(batch, result)
+            return
+        appended = result[0]
+        assert batch.write is not None
+        batch.meter.published_singly(len(batch.values), batch.write.size_bytes, self._meters.ticks() - batch.began)
+        offsets, timestamp = appended.offsets, appended.timestamp
+        if offsets is None:
+            offsets = range(appended.base_offset, appended.base_offset + appended.count)
+        for outcome, offset in zip(batch.outcomes, offsets, strict=True):
+            outcome.land(offset, timestamp)
         self._call_back(batch.outcomes)
 
     def _fail(self, batch: _Batch, error: BaseException) -> None:

@@ -20,6 +20,7 @@ from headrace.broker.publishing.published import Outcome, Published, PublishedEa
 from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, Rule
 from headrace.broker.settings import Clock
 from headrace.broker.tracing import Tracer
+from headrace.compiled import mypyc_attr
 from headrace.engine.contract import Ack, Appended, AppendedEach, Engine, Placement, Topic, Write
 from headrace.errors import AppendUnknown, BrokerError, InvalidRequest, Unavailable, UnknownPartition
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
@@ -37,6 +38,7 @@ class ProducerStamp:
     sequence: int
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Route:
     """Cached facts about a topic that a publish needs."""
 
@@ -197,7 +199,7 @@ class Publisher:
         self._draining = False
         self._staged = 0
         self._drained: asyncio.Future[None] | None = None
-        self.gathering = Gathering(self._append_gathered, self._landed, self.meters)
+        self.gathering = Gathering(self._append_gathered, self._append_then, self._count_landed, self.meters)
 
     def publish(self, who: Principal, topic: str, batch: AnyBatch, partition: int | None, ack: Ack | None) -> asyncio.Future[Published]:
         route = self.known_route(who, topic)
@@ -239,6 +241,10 @@ class Publisher:
         staged = self._engine.append(writes, owned=owned)
         self._staged += 1
         return staged
+
+    def _append_then(self, write: Write, done: Callable[[list[Appended] | BaseException], None]) -> None:
+        self._engine.append_then(write, done)
+        self._staged += 1
 
     def publish_each(
         self, who: Principal, topics: Sequence[str], values: Sequence[bytes], keys: Sequence[bytes | None] | None
@@ -402,6 +408,9 @@ class Publisher:
             answer.set_result(placing.landed(staged.result()))
 
     def _landed(self, staged: asyncio.Future[Any]) -> None:
+        self._count_landed()
+
+    def _count_landed(self) -> None:
         self._staged -= 1
         if self._drained is not None and self._staged == 0 and not self._drained.done():
             self._drained.set_result(None)

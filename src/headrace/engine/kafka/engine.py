@@ -34,7 +34,7 @@ from headrace.engine.contract import (
     TopicConfig,
     Write,
 )
-from headrace.engine.each import append_by_partition
+from headrace.engine.each import append_by_future, append_by_partition
 from headrace.engine.kafka.cluster import Cluster, KafkaCounters, broker_error
 from headrace.engine.kafka.codec import encoded_bytes_max
 from headrace.engine.kafka.election import Election
@@ -509,7 +509,7 @@ class KafkaEngine:
             log, batch = self._find_open(write.topic, write.partition), write.batch
             size_bytes = 0
             if isinstance(batch, (RecordBatch, ColumnBatch)):
-                size_bytes = check_batch(batch)
+                size_bytes = write.size_bytes = check_batch(batch)
                 if isinstance(batch, ColumnBatch):
                     batch = batch.record_batch()
                 size_bytes = encoded_bytes_max(batch, size_bytes)
@@ -534,6 +534,9 @@ class KafkaEngine:
         return future
 
     # Reading
+
+    def append_then(self, write: Write, done: Callable[[list[Appended] | BaseException], None]) -> None:
+        append_by_future(self.append, write, done)
 
     def append_each(
         self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None

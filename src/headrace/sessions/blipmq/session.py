@@ -193,11 +193,11 @@ class BlipMqSession(BaseSession[Message]):
                 published: Outcome = self._broker.publish_one(who, batch.topic, batch.values[0], partition=PARTITION)
             else:
                 published = self._broker.publish(who, batch.topic, RecordBatch(batch.values, headers=headers), partition=PARTITION)
-        except (UnknownTopic, SchemaCheckPending) as error:
+        except (UnknownTopic, SchemaCheckPending) as absent:
             if may_create:
                 self._start(self._publish_to_new_topic(batch, who), batch.cids)
             else:
-                self._reply(self._publish_nacks(batch, error))
+                self._reply(self._publish_nacks(batch, absent))
         except InvalidRecord:
             self._publish_in_chunks(batch, who, headers)
         except BrokerError as error:
@@ -261,8 +261,8 @@ class BlipMqSession(BaseSession[Message]):
             return self._nack((message.cid,), errors.TOO_MANY_SUBSCRIPTIONS)
         try:
             subscription = await self._subscriptions.subscribe(who, message, self._link.peer)
-        except NotCoordinator as error:
-            return await self._pass_on(message, partial(self._refuse, (message.cid,), error))
+        except NotCoordinator as elsewhere:
+            return await self._pass_on(message, partial(self._refuse, (message.cid,), elsewhere))
         except BrokerError as error:
             return self._nack((message.cid,), self._reason(error))
         self._hold(subscription)
