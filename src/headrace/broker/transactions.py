@@ -382,11 +382,13 @@ class Transactions:
     def begin_all(self, who: Principal, count: int, timeout_ms: int) -> list[Transaction]:
         """Begin so many transactions with new ids or, if there is no room for all, fewer, but at least one."""
         count, now, ids = max(min(count, self._open_max - len(self._open)), 1), self._clock(), list[str]()
+        # The start time is part of the id: a transaction must not be mistaken for one before a restart.
+        front, known = f"txn-{now:x}-", self._by_id
         while len(ids) < count:
-            # The start time is part of the id: a transaction must not be mistaken for one before a restart.
-            begun = range(self._begun + 1, self._begun + 1 + count - len(ids))
-            self._begun = begun[-1]
-            ids += [id for number in begun if (id := f"txn-{now:x}-{number:x}") not in self._by_id]
+            self._begun += 1
+            id = front + hex(self._begun)[2:]
+            if id not in known:
+                ids.append(id)
         return self._begin(who, ids, timeout_ms, now)
 
     def _begin(self, who: Principal, ids: Sequence[str], timeout_ms: int, now: int) -> list[Transaction]:
