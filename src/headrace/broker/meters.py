@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from headrace.engine.contract import Batch, Write
@@ -124,7 +124,7 @@ class Meters:
             found = by_protocol[protocol] = self._new(protocol)
         return found
 
-    def published_each(self, topics: Sequence[str], sizes: Sequence[int], protocol: str, failed: Container[int], seconds: float) -> None:
+    def published_each(self, topics: Sequence[str], sizes: Sequence[int], protocol: str, failed: Collection[int], seconds: float) -> None:
         """Count records that were acknowledged together, except those whose index is in `failed`. The records of a topic are one batch."""
         self._turn += 1
         turn, batches = self._turn, 0

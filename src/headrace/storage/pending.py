@@ -1,4 +1,4 @@
-"""What one flush appends to each log.
+"""The appends of one flush, by log.
 
 A flush may append one record to each of thousands of logs. The loops over these logs are here, so that they can be compiled: everything
 that they do for a log costs as much as the record.
