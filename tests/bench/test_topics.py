@@ -23,6 +23,7 @@ from headrace.wire.flymq.messages import Failure, RecordMetadataBatch, RequestEv
 from tests.bench.commands import measured
 
 VALUES = [[b"%d" % number] * 20 for number in range(3)]
+SINGLES = [[b"%d" % number] for number in range(9)]
 
 
 def requests_in(frames: bytes) -> list[RequestEvent]:
@@ -38,14 +39,14 @@ def requests_in(frames: bytes) -> list[RequestEvent]:
 
 def replies_to(requests: bytes) -> bytes:
     """Answer as a broker does."""
-    frames = b""
+    frames, count = b"", 0
     for event in requests_in(requests):
         if isinstance(event, TxnProduceBatch):
             count = len(event)
             rows = RecordMetadataBatch(event.topic, [0] * count, [0] * count, [7] * count, [-1] * count, [1] * count)
             frames += encode_reply(Opcode.TXN_PRODUCE, rows)
         elif isinstance(event, TxnCommit):
-            placed = PlacedBatch("t", [0] * 20, [0] * 20, [7] * 20, [-1] * 20, [1] * 20)
+            placed = PlacedBatch("t", [0] * count, [0] * count, [7] * count, [-1] * count, [1] * count)
             frames += encode_reply(Opcode.TXN_COMMIT, TxnEnded(event.transaction, True, [placed]))
     return frames
 
@@ -67,6 +68,29 @@ def test_the_meter_counts_the_records_of_committed_transactions_however_replies_
         piece = stream[at : at + piece_bytes]
         meter.feed(bytearray(piece + b"stale"), len(piece))
     assert meter.count == 60
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 7, 100, 100_000])
+def test_the_meter_counts_transactions_of_one_record_whose_ids_become_longer(piece_bytes: int) -> None:
+    meter = TransactionMeter("t", SINGLES)
+    ids = [f"txn-19c8a7b6d5e-{number:x}" for number in range(0xFFFB, 0xFFFB + len(SINGLES))]
+    begun = b"".join([encode_reply(Opcode.TXN_BEGIN, TxnBegun(id)) for id in ids])
+    requests = b""
+    for at in range(0, len(begun), piece_bytes):
+        piece = begun[at : at + piece_bytes]
+        requests += meter.feed(bytearray(piece + b"stale"), len(piece))
+    sent = requests_in(requests)
+    assert [(event.transaction, event.values) for event in sent if isinstance(event, TxnProduceBatch)] == [*zip(ids, SINGLES, strict=True)]
+    assert [event.transaction for event in sent if isinstance(event, TxnCommit)] == ids
+    # Begins of the next group may be answered between two commits.
+    between = encode_reply(Opcode.TXN_BEGIN, TxnBegun("txn-19c8a7b6d5e-10010"))
+    half = len(replies_to(requests[: len(requests) * 5 // len(SINGLES)]))
+    stream = replies_to(requests)
+    stream = stream[:half] + between + stream[half:]
+    for at in range(0, len(stream), piece_bytes):
+        piece = stream[at : at + piece_bytes]
+        assert meter.feed(bytearray(piece + b"stale"), len(piece)) == b""
+    assert meter.count == len(SINGLES)
 
 
 def test_an_error_ends_the_benchmark() -> None:

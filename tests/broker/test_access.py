@@ -59,6 +59,7 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "members": (lambda broker: broker.members(BOB, "g"), Action.DESCRIBE, "group"),
     "join": (lambda broker: broker.join(BOB, "g", "t", policy=SettlementPolicy()), Action.READ, "topic"),
     "begin": (lambda broker: broker.begin(BOB, id="tx"), Action.PUBLISH, "transaction"),
+    "begin_all": (lambda broker: broker.begin_all(BOB, 2), Action.PUBLISH, "transaction"),
     "dead_letters": (lambda broker: broker.dead_letters(BOB, "t", records_max=1), Action.READ, "topic"),
     "move_to_dead_letters": (lambda broker: broker.move_to_dead_letters(BOB, "t", 0, 0), Action.READ, "topic"),
     "move_many_to_dead_letters": (lambda broker: broker.move_many_to_dead_letters(BOB, "t", [(0, 0, "")]), Action.READ, "topic"),

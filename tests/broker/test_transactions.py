@@ -212,6 +212,39 @@ async def test_only_so_many_are_open_at_once() -> None:
     await harness.broker.close()
 
 
+async def test_many_are_begun_as_far_as_the_limit_allows() -> None:
+    harness = Harness(BrokerSettings(transactions_open_max=5))
+    await harness.broker.open()
+    named = harness.broker.begin(ANN, id="mine")
+    begun = harness.broker.begin_all(ANN, 9)
+    assert len({transaction.id for transaction in (named, *begun)}) == 5
+    with pytest.raises(LimitExceeded):
+        harness.broker.begin_all(ANN, 1)
+    begun[0].abort()
+    assert len(harness.broker.begin_all(ANN, 9)) == 1
+    await harness.broker.close()
+
+
+async def test_a_new_id_is_never_one_that_a_caller_has_chosen(harness: Harness) -> None:
+    (first,) = harness.broker.begin_all(ANN, 1)
+    front, _, number = first.id.rpartition("-")
+    chosen = harness.broker.begin(ANN, id=f"{front}-{int(number, 16) + 2:x}")
+    ids = [transaction.id for transaction in harness.broker.begin_all(ANN, 3)]
+    assert len({first.id, chosen.id, *ids}) == 5
+
+
+async def test_transactions_that_were_begun_together_time_out_one_by_one(harness: Harness) -> None:
+    left, kept, ended = harness.broker.begin_all(ANN, 3, timeout_ms=1_000)
+    left.abort()
+    ended.publish("u", RecordBatch([b"x"]))
+    await ended.commit()
+    harness.clock.tick(1_000)
+    assert kept.has_ended and not kept.is_open
+    with pytest.raises(InvalidTransaction, match="took too long"):
+        kept.publish("u", RecordBatch([b"y"]))
+    assert await harness.values("u") == ["x"]
+
+
 async def test_a_transaction_holds_so_much_and_not_a_byte_more(harness: Harness) -> None:
     transaction = harness.broker.begin(ANN)
     value = bytes(VALUE_BYTES_MAX)

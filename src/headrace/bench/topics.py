@@ -38,9 +38,6 @@ _DELAY_MS: Final = 3_600_000
 _GROUP: Final = "bench"
 _OPEN: Final = 240
 """Transactions that are begun together. Up to four groups are open; a connection may have 1,000."""
-_ID: Final = "\0" * 20
-"""Stands for the id of a transaction in prebuilt frames. Most ids have this length."""
-_ID_BYTES: Final = _ID.encode()
 _REPLY: Final = struct.Struct(">2xBxIH")
 """Opcode, payload size, and length of the id."""
 
@@ -189,8 +186,9 @@ class TransactionMeter:
         self.count = 0
         self.begins = encode_request(TxnBegin()) * _OPEN
         self._topic = topic
-        self._waiting = deque((list(values), _requests(_ID, topic, values)) for values in transactions)
-        """Records and requests of each transaction that has no id yet."""
+        self._waiting = deque(list(values) for values in transactions)
+        """Records of each transaction that has no id yet."""
+        self._is_single = all(len(values) == 1 for values in self._waiting)
         self._held = bytearray()
         self._skipped = 0
         """Bytes of the next read that belong to replies without interest."""
@@ -199,7 +197,7 @@ class TransactionMeter:
         """Of each transaction whose commit is not answered, in order."""
 
     def load(self, sock: socket.socket) -> LoadConnection:
-        return LoadConnection(sock, [Chunk(self.begins * 2, 0)], self, sum(len(values) for values, _ in self._waiting))
+        return LoadConnection(sock, [Chunk(self.begins * 2, 0)], self, sum(map(len, self._waiting)))
 
     def feed(self, received: bytearray, size: int) -> bytes:
         self._held += memoryview(received)[:size]
@@ -209,6 +207,9 @@ class TransactionMeter:
             opcode, length, id_bytes = unpack(held, at)
             end = at + HEADER_BYTES + length
             if opcode == Opcode.TXN_PRODUCE:
+                if self._is_single and (ahead := self._take_committed(held, at, end)):
+                    at = ahead
+                    continue
                 # All replies to the records of one transaction have the same size.
                 at += (end - at) * self._records[0]
                 continue
@@ -216,26 +217,62 @@ class TransactionMeter:
                 break
             if opcode == Opcode.TXN_COMMIT:
                 self.count += self._records.popleft()
+                at = end
             elif opcode == Opcode.TXN_BEGIN:
-                self._begun += 1
-                if self._waiting:
-                    requests.append(self._start(held[at + _REPLY.size : at + _REPLY.size + id_bytes]))
+                ids, at = self._take_begun(held, at, end - at, id_bytes)
+                requests += self._start(ids)
                 if self._begun % _OPEN == 0 and len(self._waiting) > _OPEN:
                     # Before the requests of this group: their replies do not wait for its commits.
                     begins.append(self.begins)
             else:
                 raise BenchFailed(f"flymq: expected a reply to a transaction, got {decode_reply(ReplyFrame(opcode, held[at + 8 : end]))}")
-            at = end
         self._skipped = max(0, at - size)
         del self._held[:at]
         return b"".join((*begins, *requests))
 
-    def _start(self, id: bytes) -> bytes:
-        """Return the requests of the next transaction, which has just begun."""
-        values, requests = self._waiting.popleft()
-        self._records.append(len(values))
-        # The lengths in the frames stay true if the id has the expected one.
-        return requests.replace(_ID_BYTES, id) if len(id) == len(_ID_BYTES) else _requests(id.decode(), self._topic, values)
+    def _take_begun(self, held: bytes, at: int, frame_bytes: int, id_bytes: int) -> tuple[Sequence[bytes], int]:
+        """Return the ids of this group of which there are replies, and the position after them. There is one at least."""
+        front, count = held[at : at + _REPLY.size], min(_OPEN - self._begun % _OPEN, (len(held) - at) // frame_bytes)
+        layout = struct.Struct(f"{len(front)}s{id_bytes}s{frame_bytes - len(front) - id_bytes}x")
+        fronts, ids = zip(*layout.iter_unpack(memoryview(held)[at : at + count * frame_bytes]), strict=True)
+        count = _same(fronts, front)  # fewer if the ids become longer
+        self._begun += count
+        return ids[:count], at + count * frame_bytes
+
+    def _take_committed(self, held: bytes, at: int, commit_at: int) -> int:
+        """Count the transactions of one record whose replies are complete and have the same sizes. Return the position after them; 0 if
+        there are none."""
+        if len(held) - commit_at < HEADER_BYTES or held[commit_at + 2] != Opcode.TXN_COMMIT:
+            return 0
+        fronts = held[at : at + HEADER_BYTES], held[commit_at : commit_at + HEADER_BYTES]
+        commit_bytes = HEADER_BYTES + payload_bytes(fronts[1])
+        pair_bytes = commit_at - at + commit_bytes
+        count = min((len(held) - at) // pair_bytes, len(self._records))
+        layout = struct.Struct(f"8s{commit_at - at - HEADER_BYTES}x8s{commit_bytes - HEADER_BYTES}x")
+        count = _same(list(layout.iter_unpack(memoryview(held)[at : at + count * pair_bytes])), fronts)
+        self.count += count
+        for _ in range(count):
+            self._records.popleft()
+        return at + count * pair_bytes if count else 0
+
+    def _start(self, ids: Sequence[bytes]) -> Iterable[bytes]:
+        """Return the requests of the next transactions, which have just begun."""
+        started = [self._waiting.popleft() for _ in range(min(len(ids), len(self._waiting)))]
+        self._records += map(len, started)
+        if not self._is_single:
+            return [_requests(id.decode(), self._topic, values) for id, values in zip(ids, started, strict=False)]
+        (value,) = started[0] if started else (b"",)
+        whole = _requests(ids[0].decode(), self._topic, [value])
+        id_at = whole.index(ids[0])
+        # All values have the same size, so nothing but ids and values differs.
+        front, commit = whole[:id_at], whole[-len(ids[0]) - HEADER_BYTES - 2 : -len(ids[0])]
+        middle = whole[id_at + len(ids[0]) : -len(commit) - len(ids[0]) - len(value)]
+        return [part for id, (value,) in zip(ids, started, strict=False) for part in (front, id, middle, value, commit, id)]
+
+
+def _same(found: Sequence[object], expected: object) -> int:
+    """Return how many items at the front are as expected."""
+    return len(found) if found.count(expected) == len(found) else next(index for index, one in enumerate(found) if one != expected)
 
 
 def _requests(id: str, topic: str, values: Sequence[bytes]) -> bytes:

@@ -490,7 +490,13 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         """Open a transaction. Raises `LimitExceeded`, and `InvalidTransaction` while one of the same id is open."""
         self.check_coordinator()
         self._authorizer.check(who, Action.PUBLISH, "transaction", id or "")
-        return self._transactions.begin(who, id, timeout_ms)
+        return self._transactions.begin_all(who, 1, timeout_ms)[0] if id is None else self._transactions.begin(who, id, timeout_ms)
+
+    def begin_all(self, who: Principal, count: int, *, timeout_ms: int = 60_000) -> list[Transaction]:
+        """Open so many transactions or, if the limit does not allow all, fewer. Raises as `begin` does if it does not allow one."""
+        self.check_coordinator()
+        self._authorizer.check(who, Action.PUBLISH, "transaction", "")
+        return self._transactions.begin_all(who, count, timeout_ms)
 
     # Status and internals
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from headrace.engine.contract import Batch, Write
@@ -28,11 +28,14 @@ class Meter:
         "publish_duration",
         "published_bytes",
         "published_records",
+        "turn",
     )
 
     def __init__(self, publish_duration: Histogram, fetch_duration: Histogram) -> None:
         self.published_records = self.published_bytes = 0
         self.delivered_records = self.delivered_bytes = 0
+        self.turn = 0
+        """Last call of `Meters.published_each` that has counted a batch here."""
         self.durations = Histogram()
         """Times from publish to acknowledgement, over batches."""
         self.publish_duration, self.fetch_duration = publish_duration, fetch_duration
@@ -114,6 +117,8 @@ class Meters:
         self.fetch_durations: dict[str, Histogram] = {}
         self.refused: Counter[tuple[str, str]] = Counter()
         """Failed requests by protocol and error code."""
+        self._turn = 0
+        """Number of calls of `published_each`."""
         self._gone: dict[str, Meter] = {}
         """Traffic of deleted topics by protocol, so that totals never decrease."""
 
@@ -123,6 +128,29 @@ class Meters:
         if found is None:
             found = by_protocol[protocol] = self._new(protocol)
         return found
+
+    def published_each(self, topics: Sequence[str], sizes: Sequence[int], protocol: str, failed: Collection[int], seconds: float) -> None:
+        """Count records that were acknowledged together, except those whose index is in `failed`. The records of a topic are one batch."""
+        self._turn += 1
+        turn, batches = self._turn, 0
+        column = bisect_left(SECONDS, seconds)
+        known = self.topics
+        for index, size_bytes in enumerate(sizes):
+            if not failed or index not in failed:
+                topic = topics[index]
+                by_protocol = known.get(topic)
+                found = None if by_protocol is None else by_protocol.get(protocol)
+                meter = self.meter(topic, protocol) if found is None else found
+                meter.published_records += 1
+                meter.published_bytes += size_bytes
+                if meter.turn != turn:
+                    meter.turn = turn
+                    durations = meter.durations
+                    durations.counts[column] += 1
+                    durations.total += seconds
+                    batches += 1
+        if batches:
+            self.publish_durations[protocol].observe(seconds, batches)
 
     def _new(self, protocol: str) -> Meter:
         return Meter(self.publish_durations.setdefault(protocol, Histogram()), self.fetch_durations.setdefault(protocol, Histogram()))

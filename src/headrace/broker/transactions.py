@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 from typing import Final, Protocol
 
 from headrace.broker.authorizer import Principal
@@ -75,24 +77,25 @@ class Transaction:
         "_is_overdue",
         "_placings",
         "_state",
-        "_transactions",
         "_who",
         "deadline",
         "id",
         "size_bytes",
+        "transactions",
     )
 
     def __init__(self, transactions: Transactions, who: Principal, id: str, deadline: Deadline) -> None:
         self.id = id
         self.size_bytes = 0
         self.deadline = deadline
-        self._transactions = transactions
+        self.transactions = transactions
         self._who = who
         self._state = _State.OPEN
         self._is_overdue = self._is_abandoned = False
-        self._placings: list[Placing] = []
-        self._commits: Commits = []
-        self._groups: set[str] = set()
+        # Most transactions get all their records with the commit and need none of these.
+        self._placings: list[Placing] | None = None
+        self._commits: Commits | None = None
+        self._groups: set[str] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -105,25 +108,28 @@ class Transaction:
     @property
     def placings(self) -> Sequence[Placing]:
         """One for each `publish`, in order; empty after the end."""
-        return self._placings
+        return self._placings or []
 
     def publish(self, topic: str, batch: AnyBatch, partition: int | None = None) -> Placing:
         """Stage a batch and return its partitions. Raises as `Broker.publish` does at once, and `InvalidTransaction`, also for a
         transaction that grows too large."""
         self._check_open()
-        route = self._transactions.publisher.known_route(self._who, topic)
+        route = self.transactions.publisher.known_route(self._who, topic)
         size_bytes = check_batch(batch)
         placing = Placing(route, batch, partition)
-        self._transactions.reserve(self, weight(batch, size_bytes))
+        self.transactions.reserve(self, weight(batch, size_bytes))
+        if self._placings is None:
+            self._placings = []
         self._placings.append(placing)
         return placing
 
     def commit_offsets(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
         """Stage a group's offsets. They become durable with the records."""
         self._check_open()
-        self._transactions.check_commit(self._who, group, offsets)
-        self._commits += self._transactions.groups.commits(group, offsets)
-        self._groups.add(group)
+        self.transactions.check_commit(self._who, group, offsets)
+        commits = self.transactions.groups.commits(group, offsets)
+        self._commits = commits if self._commits is None else self._commits + commits
+        self._groups = {group, *(self._groups or ())}
 
     async def commit(self) -> list[Published]:
         """Commit atomically. Returns one `Published` for each `publish`, in order. After a retriable error (`DiskFull`) the transaction
@@ -143,20 +149,20 @@ class Transaction:
         """Stage the commit now: what is published or committed after this call follows it in the log. Raises at once what is known
         at once."""
         self._check_open()
-        transactions, publisher, who = self._transactions, self._transactions.publisher, self._who
+        transactions, publisher, who = self.transactions, self.transactions.publisher, self._who
         publisher.check_open()
         # Permissions may end, and rules may change, while the transaction is open.
-        for placing in self._placings:
+        for placing in self.placings:
             placing.check_again(publisher.known_route(who, placing.topic))
-        for group in self._groups:
+        for group in self._groups or ():
             transactions.check_commit(who, group, {})
-        commit = _Commit(self, self._placings, publisher.meters)
+        commit = _Commit(self, self.placings, publisher.meters)
         if not commit.writes and not self._commits:
             self._end(_State.COMMITTED)
             commit.answer.land(list(_published(commit.placings, [])))
             return commit.answer
-        transactions.append(commit, self._commits, self.size_bytes)
-        self.committing()
+        transactions.append(commit, self._commits or [], self.size_bytes)
+        transactions.committing([self])
         return commit.answer
 
     def stage_whole(
@@ -167,25 +173,22 @@ class Transaction:
         `counts` are the records of each. The result is the position of all records. Return None, with nothing staged, if they must be
         handled one by one.
         """
-        return self._transactions.stage_whole(self._who, [self, *others], topic, values, counts)
+        return self.transactions.stage_whole(self._who, [self, *others], topic, values, counts)
 
     @property
     def is_empty(self) -> bool:
         """Whether it is open and nothing is staged yet."""
         return self._state is _State.OPEN and not self._placings and not self._commits
 
-    def committing(self) -> None:
-        """Take the begin of the commit."""
-        self._state = _State.COMMITTING
-        self._transactions.committing(self)
-
-    def committed(self) -> None:
-        """Take the success of the commit."""
-        self._end(_State.COMMITTED)
+    def take(self, state: _State) -> None:
+        """Take the next state of the commit, whose other consequences `Transactions` takes for many at once."""
+        self._state = state
+        if state is _State.COMMITTED:
+            self._placings = self._commits = None
 
     def count(self, placings: Sequence[Placing], seconds: float) -> None:
         """Count the records that were committed."""
-        meters = self._transactions.publisher.meters
+        meters = self.transactions.publisher.meters
         for placing in placings:
             meters.meter(placing.topic, self._who.protocol).published(placing.topic, placing.writes, seconds)
 
@@ -213,10 +216,10 @@ class Transaction:
             state = _State.TIMED_OUT
         self._state = state
         if state is _State.OPEN:
-            self._transactions.reopened(self)
+            self.transactions.reopened(self)
         else:
-            self._placings, self._commits = [], []
-            self._transactions.ended(self)
+            self._placings = self._commits = None
+            self.transactions.ended([self])
 
     def _check_open(self) -> None:
         if not self.is_open:
@@ -266,7 +269,7 @@ class _Commit(_UnderWay):
         self.writes: Sequence[Write] = [write for placing in placings for write in placing.writes]
 
     def _succeeded(self, first: int, staged: Staged) -> None:
-        self._transaction.committed()
+        self._transaction.transactions.committed([self._transaction])
         self._transaction.count(self.placings, self._meters.ticks() - self._began)
         if not self.answer.done():
             appended = staged.result()
@@ -299,8 +302,7 @@ class _Whole(_UnderWay):
         self.writes: Sequence[Write] = [Write(route.topic, self.partition, RecordBatch(values))]
 
     def _succeeded(self, first: int, staged: Staged) -> None:
-        for transaction in self._transactions:
-            transaction.committed()
+        self._transactions[0].transactions.committed(self._transactions)
         (write,), meter = self.writes, self._meters.meter(self._route.topic, self._protocol)
         meter.published_batches_together(len(self._transactions), write.records, write.size_bytes, self._meters.ticks() - self._began)
         if not self.answer.done():
@@ -337,8 +339,8 @@ class Deadline:
         for transaction in list(self.open):
             transaction.time_out()
 
-    def ended(self, transaction: Transaction) -> None:
-        self.open.discard(transaction)
+    def ended(self, transactions: Iterable[Transaction]) -> None:
+        self.open.difference_update(transactions)
         if not self.open:
             self._timer.cancel()
 
@@ -370,29 +372,39 @@ class Transactions:
         self._open: set[Transaction] = set()
         self._by_id: dict[str, Transaction] = {}
 
-    def begin(self, who: Principal, id: str | None, timeout_ms: int) -> Transaction:
+    def begin(self, who: Principal, id: str, timeout_ms: int) -> Transaction:
+        check_name("transaction", id)
+        if id in self._by_id:
+            raise InvalidTransaction(f"transaction {id!r} is open already")
+        (transaction,) = self._begin(who, [id], timeout_ms, self._clock())
+        return transaction
+
+    def begin_all(self, who: Principal, count: int, timeout_ms: int) -> list[Transaction]:
+        """Begin so many transactions with new ids or, if there is no room for all, fewer, but at least one."""
+        count, now, ids = max(min(count, self._open_max - len(self._open)), 1), self._clock(), list[str]()
+        # The start time is part of the id: a transaction must not be mistaken for one before a restart.
+        front, known = f"txn-{now:x}-", self._by_id
+        while len(ids) < count:
+            self._begun += 1
+            id = front + hex(self._begun)[2:]
+            if id not in known:
+                ids.append(id)
+        return self._begin(who, ids, timeout_ms, now)
+
+    def _begin(self, who: Principal, ids: Sequence[str], timeout_ms: int, now: int) -> list[Transaction]:
         self.publisher.check_open()
         if timeout_ms <= 0:
             raise InvalidRequest(f"transaction timeout is {timeout_ms} ms; it must be at least 1 ms")
-        now = self._clock()
-        if id is None:
-            # The start time is part of the id: a transaction must not be mistaken for one before a restart.
-            self._begun += 1
-            id = f"txn-{now:x}-{self._begun:x}"
-        else:
-            check_name("transaction", id)
-        if id in self._by_id:
-            raise InvalidTransaction(f"transaction {id!r} is open already")
-        if len(self._open) >= self._open_max:
+        if len(self._open) + len(ids) > self._open_max:
             raise LimitExceeded(f"{self._open_max} transactions are open already")
         deadline = self._deadline
         if deadline is None or deadline.began != now or deadline.timeout_ms != timeout_ms or not deadline.open:
             deadline = self._deadline = Deadline(now, timeout_ms, self._later)
-        transaction = Transaction(self, who, id, deadline)
-        deadline.open.add(transaction)
-        self._open.add(transaction)
-        self._by_id[id] = transaction
-        return transaction
+        begun = [Transaction(self, who, id, deadline) for id in ids]
+        deadline.open.update(begun)
+        self._open.update(begun)
+        self._by_id.update(zip(ids, begun, strict=True))
+        return begun
 
     def reserve(self, transaction: Transaction, size_bytes: int) -> None:
         if transaction.size_bytes + size_bytes > TRANSACTION_BYTES_MAX:
@@ -428,22 +440,32 @@ class Transactions:
             return None
         whole = _Whole(transactions, route, values, counts, self.publisher.meters, who.protocol)
         self.publisher.gathering.add_commit(whole, size_bytes)
-        for transaction in transactions:
-            transaction.committing()
+        self.committing(transactions)
         return whole.answer
 
-    def committing(self, transaction: Transaction) -> None:
-        """Do not count it as open. The caller that waits for the commit bounds the number of these."""
-        self._open.discard(transaction)
+    def committing(self, transactions: Sequence[Transaction]) -> None:
+        """Take the begin of commits. They do not count as open: the caller that waits for them bounds their number."""
+        for transaction in transactions:
+            transaction.take(_State.COMMITTING)
+        self._open.difference_update(transactions)
+
+    def committed(self, transactions: Sequence[Transaction]) -> None:
+        """Take the success of commits."""
+        for transaction in transactions:
+            transaction.take(_State.COMMITTED)
+        self.ended(transactions)
 
     def reopened(self, transaction: Transaction) -> None:
         self._open.add(transaction)
 
-    def ended(self, transaction: Transaction) -> None:
-        transaction.deadline.ended(transaction)
-        self._bytes -= transaction.size_bytes
-        self._open.discard(transaction)
-        self._by_id.pop(transaction.id, None)
+    def ended(self, transactions: Sequence[Transaction]) -> None:
+        for deadline, together in groupby(transactions, attrgetter("deadline")):
+            deadline.ended(together)
+        self._open.difference_update(transactions)
+        by_id = self._by_id
+        for transaction in transactions:
+            self._bytes -= transaction.size_bytes
+            by_id.pop(transaction.id, None)
 
     def drain(self) -> None:
         """Abort the open transactions; their commits then fail."""

@@ -45,6 +45,7 @@ from google_crc32c import implementation as crc32c_implementation
 from google_crc32c import value as crc32c
 
 from headrace.columns import EQUAL_SIZE_MAX, Column, blank_nulls, common_size, decode_headers, equal_items, slices
+from headrace.compiled import mypyc_attr
 from headrace.errors import CorruptData
 from headrace.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from headrace.records import NEVER, ColumnBatch, Headers, Record, RecordBatch
@@ -80,6 +81,7 @@ assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
 _U32 = struct.Struct("<I")
 
 
+@mypyc_attr(acyclic=True)
 @dataclass(slots=True)
 class BatchHeader:
     """Parsed batch header. Not frozen: a frozen instance takes three times as long to create."""

@@ -16,7 +16,8 @@ from headrace.storage.batch import Built
 from headrace.storage.files import Files
 from headrace.storage.journal import Reference, SyncFailed
 from headrace.storage.maintenance import Maintenance
-from headrace.storage.partition import Partition, Pending
+from headrace.storage.partition import Partition
+from headrace.storage.pending import Pending
 
 
 class LargeAppends:

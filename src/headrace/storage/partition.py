@@ -19,7 +19,7 @@ from typing import Final
 
 from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
 from headrace.limits import BATCH_JOINED_BYTES_MAX, KIB, MIB, READ_BATCHES_MAX
-from headrace.records import AnyBatch, Bounds, RecordBatch
+from headrace.records import Bounds
 from headrace.storage import batch as batch_format
 from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.crypt import Keyring
@@ -66,27 +66,30 @@ class StoreContext:
     opened: OpenedBatches = field(default_factory=OpenedBatches)
 
 
-@dataclass(slots=True)
-class Pending:
-    """Record batches that one flush appends to one log."""
-
-    partition: Partition
-    base_offset: int
-    batches: list[AnyBatch] = field(default_factory=list)
-    is_large: bool = False
-    """Whether the batches go to the segment first, and the journal only refers to them."""
-    values: list[bytes] | None = None
-    """Single records without keys, while there is nothing else: `batches` is then empty."""
-
-    def add(self, batch: AnyBatch) -> None:
-        if self.values is not None:
-            self.batches.append(RecordBatch(self.values))
-            self.values = None
-        self.batches.append(batch)
-
-
 class Partition:
     """Log of one partition. `id` is its number in journal and segments, which is never reused."""
+
+    __slots__ = (
+        "_batch_bytes",
+        "_damaged",
+        "_files",
+        "_keyring",
+        "_opened",
+        "compacted_to",
+        "dropped",
+        "end",
+        "first",
+        "generation",
+        "id",
+        "lock",
+        "next",
+        "options",
+        "segments",
+        "spilled_bytes",
+        "tail",
+        "tail_bytes",
+        "writing",
+    )
 
     def __init__(self, context: StoreContext, log: int, options: LogOptions) -> None:
         self.id = log

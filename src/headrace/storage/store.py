@@ -35,7 +35,8 @@ from headrace.storage.journal import Journal, SyncFailed
 from headrace.storage.large import LargeAppends
 from headrace.storage.maintenance import Maintenance
 from headrace.storage.opened import OpenedBatches
-from headrace.storage.partition import LogOptions, Partition, Pending, StoreContext
+from headrace.storage.partition import LogOptions, Partition, StoreContext
+from headrace.storage.pending import Pending, build_each, count_records, place_each, push_each
 from headrace.storage.recovery import RecoveryReport, recover
 
 FLUSH_BYTES_MAX: Final = 2 * MIB
@@ -91,6 +92,17 @@ class StagedEach:
     now: int
     done: DoneEach
     size_bytes: int
+
+
+@dataclass(slots=True)
+class Written:
+    """Batches of the frame of one flush."""
+
+    partitions: list[Partition] = field(default_factory=list)
+    """Logs that get one batch of values only."""
+    batches: list[Built] = field(default_factory=list)
+    """Of `partitions`, in the same order."""
+    others: list[tuple[Partition, list[Built]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -153,6 +165,8 @@ class Store:
         self.journal = journal
         self.deliver: Deliver = _deliver_here
         self._next_log = report.next_log
+        self._log_options: dict[LogOptions, LogOptions] = {}
+        """Logs with equal options share one object: a flush to thousands of logs then finds it in the cache of the processor."""
         self.deleted = dict(report.deleted)
         """Deleted logs, each with the last journal file that may hold batches of it."""
         self._staged: deque[Staged | StagedEach] = deque()
@@ -227,6 +241,7 @@ class Store:
 
     def open_log(self, log: int, options: LogOptions) -> None:
         """Set the options of a log, and create it if recovery did not find it."""
+        options = self._log_options.setdefault(options, options)
         partition = self.partitions.get(log)
         if partition is None:
             partition = self.partitions[log] = Partition(self._context, log, options)
@@ -353,7 +368,9 @@ class Store:
 
     def _is_large(self, ahead: Pending) -> bool:
         # Compaction reads its log while the writer appends, and must find each batch in the journal or in a synced segment.
-        return not ahead.partition.options.compact and sum(batch.size_bytes for batch in ahead.batches) >= self.options.large_bytes
+        if not ahead.batches or ahead.partition.options.compact:
+            return False
+        return sum(batch.size_bytes for batch in ahead.batches) >= self.options.large_bytes
 
     def _drain(self) -> list[Staged | StagedEach]:
         """Take the appends of the next flush. Urgent ones get their own flush, so that they do not wait for the rest."""
@@ -409,27 +426,10 @@ class Store:
         return [Appended(base, count, now if batch.timestamps is None else batch.timestamps[0])]
 
     def _place_each(self, item: StagedEach, pending: dict[int, Pending], now: int) -> AppendedEach:
-        """Assign offsets to independent records. Adjacent ones of one log share a batch."""
+        """Assign offsets to independent records."""
         placed = AppendedEach([], now)
-        offsets, keys = placed.offsets, item.keys
-        for log, value in zip(item.logs, item.values, strict=True):
-            ahead = pending.get(log)
-            if ahead is None:
-                partition = self.partitions.get(log)
-                if partition is None:
-                    placed.failed[len(offsets)] = Unavailable(f"log {log} was deleted before the append was written")
-                    offsets.append(0)
-                    continue
-                ahead = pending[log] = Pending(partition, partition.next, [], values=[])
-            else:
-                partition = ahead.partition
-            if keys is None and ahead.values is not None:
-                ahead.values.append(value)
-            else:
-                ahead.add(RecordBatch([value], None if keys is None else [keys[len(offsets)]]))
-            offset = partition.next
-            partition.next = offset + 1
-            offsets.append(offset)
+        for index in place_each(item.logs, item.values, item.keys, self.partitions, pending, placed.offsets):
+            placed.failed[index] = Unavailable(f"log {item.logs[index]} was deleted before the append was written")
         return placed
 
     def _commit(self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int, small: bool) -> None:
@@ -438,21 +438,20 @@ class Store:
         error: BrokerError
         with LargeAppends(self.files, self.maintenance) as large:
             try:
-                built = self._write(pending, now, small, large)
+                written = self._write(pending, now, small, large)
                 if completions[Ack.DURABLE]:
                     self._sync()
             except (SyncFailed, BrokerError) as failure:
                 error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the log failed: {failure}")
                 self.deliver([(done, error) for done, _ in waiting], [])
                 return
-            size = records = 0
-            for partition, batches in built:
+            size = push_each(written.partitions, written.batches)
+            for partition, batches in written.others:
                 size += partition.push(batches)
-            for ahead in pending.values():
-                records += ahead.partition.next - ahead.base_offset
-            self.maintenance.touch([partition for partition, _ in built], size)
+                written.partitions.append(partition)
+            self.maintenance.touch(written.partitions, size)
             counters = self.counters
-            counters.records += records
+            counters.records += count_records(pending.values())
             counters.journal_bytes += size
             counters.flush_bytes.observe(size)
             if large.references:
@@ -464,28 +463,28 @@ class Store:
         self.journal.sync()
         self.counters.sync_duration.observe(self.options.ticks() - began)
 
-    def _write(self, pending: dict[int, Pending], now: int, small: bool, large: LargeAppends) -> list[tuple[Partition, list[Built]]]:
+    def _write(self, pending: dict[int, Pending], now: int, small: bool, large: LargeAppends) -> Written:
         """Write large appends to their segments and the frame. Returns the batches in the frame.
 
         Raises `DiskFull` and `Unavailable`, after which nothing is written, and `StorageFailed` and `SyncFailed`.
         """
         try:
-            built: list[tuple[Partition, list[Built]]] = []
-            for ahead in pending.values():
+            written = Written()
+            for ahead in build_each(pending.values(), now, small, written.partitions, written.batches):
                 if ahead.is_large:
                     large.hold(ahead)
                 batches = self._build(ahead, now, small)
                 if ahead.is_large:
                     large.write(ahead.partition, batches)
                 else:
-                    built.append((ahead.partition, batches))
-            encoded = [one for _, batches in built for one in batches]
+                    written.others.append((ahead.partition, batches))
+            encoded = written.batches + [one for _, batches in written.others for one in batches]
             if large.references:
                 large.sync()
                 self.journal.append(encoded, large.references)
             else:
                 self.journal.append(encoded)
-            return built
+            return written
         except (OSError, MemoryError) as failure:
             for ahead in pending.values():
                 ahead.partition.next = ahead.base_offset

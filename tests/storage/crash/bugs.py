@@ -23,7 +23,8 @@ from headrace.storage.journal import Frame, Journal, Reference, SyncFailed
 from headrace.storage.large import LargeAppends
 from headrace.storage.maintenance import SPARE_JOURNALS, Maintenance
 from headrace.storage.manifest import Checkpointed
-from headrace.storage.partition import Partition, Pending
+from headrace.storage.partition import Partition
+from headrace.storage.pending import Pending
 from headrace.storage.segment import Segment, SparseIndex
 from headrace.storage.store import Completion, Store
 from tests.storage_faults.simulated import SimulatedFile, SimulatedFiles

@@ -8,9 +8,18 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.wire.flymq import Opcode, RequestDecoder, encode_reply, encode_request
-from headrace.wire.flymq.advanced_messages import PlacedBatch, TxnBegin, TxnBeginBatch, TxnCommit, TxnEnded, TxnProduceBatch, TxnWholeBatch
+from headrace.wire.flymq.advanced_messages import (
+    PlacedBatch,
+    TxnBegin,
+    TxnBeginBatch,
+    TxnBegun,
+    TxnCommit,
+    TxnEnded,
+    TxnProduceBatch,
+    TxnWholeBatch,
+)
 from headrace.wire.flymq.messages import AUTO
-from headrace.wire.flymq.transactions import encode_staged, encode_whole
+from headrace.wire.flymq.transactions import encode_begun, encode_staged, encode_whole
 
 from .samples import bytewise, chunks, decoded, flat, raw
 
@@ -32,6 +41,24 @@ def test_transactions_of_all_sizes_are_one_batch_as_long_as_they_have_one_topic(
         TxnWholeBatch("t", ["a", "bb", "c", "d"], [1, 2, 1, 1], [b"1", b"22", b"2", b"3", b"4"]),
         TxnWholeBatch("u", ["e"], [1], [b"5"]),
     ]
+
+
+@pytest.mark.parametrize("timeout_ms", [0, 5_000])
+@pytest.mark.parametrize("count", [2, 63, 64, 65, 66, 127, 129, 500])
+def test_begins_are_one_batch_up_to_the_first_that_differs(count: int, timeout_ms: int) -> None:
+    begin, other = encode_request(TxnBegin(timeout_ms)), encode_request(TxnBegin(7_000))
+    stream = begin * count + whole("a", b"v") + begin * count + other
+    assert RequestDecoder().feed(stream) == [
+        TxnBeginBatch(count, timeout_ms),
+        TxnWholeBatch("t", ["a"], [1], [b"v"]),
+        TxnBeginBatch(count, timeout_ms),
+        TxnBegin(7_000),
+    ]
+
+
+@pytest.mark.parametrize("ids", [[], ["a"], ["a", "b", "c"], ["a", "bb", "c"], ["ä", "b"]])
+def test_begins_are_answered_as_each_alone(ids: list[str]) -> None:
+    assert encode_begun(ids) == b"".join([encode_reply(Opcode.TXN_BEGIN, TxnBegun(id)) for id in ids])
 
 
 def test_the_commit_of_another_transaction_does_not_complete_one() -> None:

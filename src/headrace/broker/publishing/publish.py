@@ -7,7 +7,7 @@ and keeps it as a `Route` until the topic or the rules change.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, cast
@@ -293,22 +293,8 @@ class Publisher:
             answer.set_exception(error)
         else:
             done = staged.result()
-            self._count_each(places, sizes, protocol, done.failed, self.meters.ticks() - began)
+            self.meters.published_each([topic for topic, _ in places], sizes, protocol, done.failed, self.meters.ticks() - began)
             answer.set_result(PublishedEach([partition for _, partition in places], done.offsets, done.timestamp, done.failed))
-
-    def _count_each(
-        self, places: list[tuple[str, int]], sizes: list[int], protocol: str, failed: Mapping[int, BrokerError], seconds: float
-    ) -> None:
-        totals: dict[str, list[int]] = {}
-        for index, ((topic, _), size_bytes) in enumerate(zip(places, sizes, strict=True)):
-            if index not in failed:
-                total = totals.setdefault(topic, [0, 0])
-                total[0] += 1
-                total[1] += size_bytes
-        for topic, (records, size_bytes) in totals.items():
-            meter = self.meters.meter(topic, protocol)
-            meter.count(records, size_bytes)
-            meter.took(seconds)
 
     def _append_each(self, writes: Sequence[Write], ack: Ack | None) -> asyncio.Future[list[Appended]]:
         """Append each write by itself: a publish promises atomicity only to idempotent producers and transactions. If some writes fail

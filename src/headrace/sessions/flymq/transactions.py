@@ -6,7 +6,7 @@ connection, so a client that repeats a request without a reply cannot stage a re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import Final
 
@@ -43,23 +43,21 @@ TIMEOUT_MS_MAX: Final = 15 * 60_000
 class _Open:
     """A transaction and what its reply needs."""
 
-    __slots__ = ("key_sizes", "topics", "transaction", "value_sizes")
+    __slots__ = ("_batches", "transaction")
 
     def __init__(self, transaction: Transaction) -> None:
         self.transaction = transaction
-        self.topics: list[str] = []
-        """Of each published batch."""
-        self.key_sizes: list[list[int]] = []
-        self.value_sizes: list[list[int]] = []
+        self._batches: list[tuple[str, list[int], list[int]]] | None = None
+        """Topic, sizes of the keys and sizes of the values of each published batch. Most transactions need no list: `WholeCommitting`."""
 
     def add(self, topic: str, key_sizes: list[int], value_sizes: list[int]) -> None:
-        self.topics.append(topic)
-        self.key_sizes.append(key_sizes)
-        self.value_sizes.append(value_sizes)
+        if self._batches is None:
+            self._batches = []
+        self._batches.append((topic, key_sizes, value_sizes))
 
     def placed(self, published: list[Published]) -> list[PlacedBatch]:
-        rows = zip(published, self.topics, self.key_sizes, self.value_sizes, strict=True)
-        return [PlacedBatch(topic, *columns(one), key_sizes, value_sizes) for one, topic, key_sizes, value_sizes in rows]
+        rows = zip(published, self._batches or (), strict=True)
+        return [PlacedBatch(topic, *columns(one), key_sizes, value_sizes) for one, (topic, key_sizes, value_sizes) in rows]
 
 
 class Committing:
@@ -67,7 +65,7 @@ class Committing:
 
     __slots__ = ("_answer", "_answered", "_held", "size_bytes")
 
-    def __init__(self, held: _Open, answer: PublishedTogether, answered: Callable[[_Open], None]) -> None:
+    def __init__(self, held: _Open, answer: PublishedTogether, answered: Callable[[Iterable[_Open]], None]) -> None:
         self._held, self._answer, self._answered = held, answer, answered
         self.size_bytes = held.transaction.size_bytes + _COMMIT_BYTES
 
@@ -76,7 +74,7 @@ class Committing:
         return None if self._answer.done() else self._answer
 
     def reply(self, dialect: Dialect) -> bytes:
-        self._answered(self._held)
+        self._answered([self._held])
         error = self._answer.exception()
         if isinstance(error, BrokerError):
             return encode_failure(error_reply(error), dialect)
@@ -89,7 +87,7 @@ class WholeCommitting:
     __slots__ = ("_answer", "_answered", "_batch", "_held", "_now", "_value_sizes", "size_bytes")
 
     def __init__(
-        self, batch: TxnWholeBatch, held: list[_Open], answer: PublishedTogether, answered: Callable[[_Open], None], now: int
+        self, batch: TxnWholeBatch, held: list[_Open], answer: PublishedTogether, answered: Callable[[Iterable[_Open]], None], now: int
     ) -> None:
         self._batch, self._held, self._answer, self._answered, self._now = batch, held, answer, answered, now
         self._value_sizes = list(map(len, batch.values))
@@ -103,8 +101,7 @@ class WholeCommitting:
         batch, error = self._batch, self._answer.exception()
         if isinstance(error, BrokerError):
             return self._failed(encode_failure(error_reply(error), dialect))
-        for held in self._held:
-            self._answered(held)
+        self._answered(self._held)
         (all_records,) = self._answer.result()
         if all_records.placements is None:
             placed = all_records.partition, all_records.base_offset, all_records.timestamp
@@ -126,9 +123,9 @@ class WholeCommitting:
         for held, count in zip(self._held, self._batch.counts, strict=True):
             sizes = self._value_sizes[first : first + count]
             held.add(self._batch.topic, [AUTO] * count, sizes)
-            self._answered(held)
             frames += (encode_staged(self._batch.topic, 0, self._now, sizes), failure)
             first += count
+        self._answered(self._held)
         return b"".join(frames)
 
 
@@ -154,27 +151,26 @@ class TransactionHandlers:
 
     def stage_whole(self, batch: TxnWholeBatch) -> WholeCommitting | int:
         """Stage transactions with their commits. If some must be handled one by one, stage nothing and return how many of the first."""
-        found = [self._open.get(id) for id in batch.transactions]
-        held = [one for one in found if one is not None and one.transaction.is_empty]
-        if len(held) < len(batch):
-            return max(index for index, one in enumerate(found) if one is None or not one.transaction.is_empty) + 1
-        if len(set(batch.transactions)) < len(batch):
-            return len(batch)
-        first, *others = [one.transaction for one in held]
-        answer = first.stage_whole(others, batch.topic, batch.values, batch.counts)
-        if answer is None:
-            return len(batch)
-        for id, one in zip(batch.transactions, held, strict=True):
-            del self._open[id]
-            self._committing[id] = one
-        return WholeCommitting(batch, held, answer, self._answered, self._broker.now)
+        ids = batch.transactions
+        found = list(map(self._open.get, ids))
+        held = [one for one in found if one is not None]
+        if len(held) == len(ids) == len(set(ids)):
+            first, *others = [one.transaction for one in held]
+            answer = first.stage_whole(others, batch.topic, batch.values, batch.counts)
+            if answer is not None:
+                for id in ids:
+                    del self._open[id]
+                self._committing.update(zip(ids, held, strict=True))
+                return WholeCommitting(batch, held, answer, self._answered, self._broker.now)
+        alone = [index for index, one in enumerate(found) if one is None or not one.transaction.is_empty]
+        return alone[-1] + 1 if alone else len(batch)
 
     def begin_all(self, batch: TxnBeginBatch, dialect: Dialect) -> bytes:
         """Begin as many transactions as possible. Return one frame for each request. Raises `NotCoordinator`."""
         begun: list[str] = []
         try:
-            for _ in range(len(batch)):
-                begun.append(self._begin(batch.timeout_ms))
+            while len(begun) < len(batch):
+                begun += self._begin(batch.timeout_ms, len(batch) - len(begun))
         except NotCoordinator:
             raise
         except BrokerError as error:
@@ -188,7 +184,7 @@ class TransactionHandlers:
                 case TxnProduceBatch():
                     return self._produce(request, dialect)
                 case TxnBegin():
-                    return encode_begun([self._begin(request.timeout_ms)])
+                    return encode_begun(self._begin(request.timeout_ms, 1))
                 case TxnCommit():
                     return self._commit(request)
         except NotCoordinator:
@@ -196,14 +192,17 @@ class TransactionHandlers:
         except BrokerError as error:
             return encode_failure(error_reply(error), dialect)
 
-    def _begin(self, timeout_ms: int) -> str:
-        if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
+    def _begin(self, timeout_ms: int, count: int) -> list[str]:
+        """Begin up to `count` transactions, at least one, and return their ids."""
+        if len(self._open) + count > FLYMQ_TRANSACTIONS_MAX:
             self._open = {id: held for id, held in self._open.items() if not held.transaction.has_ended}
             if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
                 raise LimitExceeded(f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection: the limit is reached")
-        transaction = self._broker.begin(self._who(), timeout_ms=min(timeout_ms or TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX))
-        self._open[transaction.id] = _Open(transaction)
-        return transaction.id
+        count = min(count, FLYMQ_TRANSACTIONS_MAX - len(self._open))
+        begun = self._broker.begin_all(self._who(), count, timeout_ms=min(timeout_ms or TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX))
+        ids = [transaction.id for transaction in begun]
+        self._open.update(zip(ids, map(_Open, begun), strict=True))
+        return ids
 
     def _commit(self, request: TxnCommit) -> Committing:
         held = self._find(request.transaction)
@@ -217,12 +216,14 @@ class TransactionHandlers:
         self._committing[request.transaction] = held
         return Committing(held, answer, self._answered)
 
-    def _answered(self, held: _Open) -> None:
-        """Note that the commit is answered. After a retriable error the transaction is open again."""
-        id = held.transaction.id
-        self._committing.pop(id, None)
-        if held.transaction.is_open:
-            self._open[id] = held
+    def _answered(self, answered: Iterable[_Open]) -> None:
+        """Note that commits are answered. After a retriable error their transactions are open again."""
+        committing = self._committing
+        for held in answered:
+            transaction = held.transaction
+            committing.pop(transaction.id, None)
+            if transaction.is_open:
+                self._open[transaction.id] = held
 
     async def rollback(self, request: TxnRollback) -> Reply:
         held = self._find(request.transaction)
