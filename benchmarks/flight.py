@@ -6,6 +6,7 @@ Both servers are child processes, and the same plain Flight client connects to b
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sys
 import time
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import pyarrow as pa
@@ -24,6 +25,7 @@ from benchmarks.flight_server import sample
 from headrace.bench import options
 from headrace.bench.children import BenchFailed, child, cpu_seconds, serving, wait_until
 from headrace.bench.report import Figure, NoteValue, Target, cpu_note
+from headrace.limits import MIB
 from headrace.programs import last_line
 
 READ_TARGET = Target(at_least=5_000_000)
@@ -31,6 +33,10 @@ APPEND_TARGET = Target(at_least=3_000_000)
 READ_FRACTION_TARGET, APPEND_FRACTION_TARGET = Target(at_least=0.5), Target(at_least=0.6)
 """Of the bare server, which writes nothing to the disk."""
 COLUMNS = ("value",)
+DISK_CHUNK_BYTES: Final = 8 * MIB
+"""Size of a write, and of the largest appends that the broker writes at once."""
+OFFSET_BYTES: Final = 4
+"""Stored beside each value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class FlightRates:
 
     append: list[float] = field(default_factory=list)
     bare_append: list[float] = field(default_factory=list)
+    disk: list[float] = field(default_factory=list)
+    """Plain writes and syncs of the bytes of as many rows."""
     read: list[float] = field(default_factory=list)
     bare_read: list[float] = field(default_factory=list)
     append_cpu: float = 0.0
@@ -76,6 +84,25 @@ def bare_server(directory: Path, traffic: FlightTraffic) -> Iterator[str]:
             yield json.loads(last_line(log))["address"]
         except json.JSONDecodeError:
             raise BenchFailed(f"the bare Flight server printed no address: {last_line(log)}") from None
+
+
+def written(path: Path, traffic: FlightTraffic) -> float:
+    """Return the seconds in which one thread writes and syncs the bytes of the rows, in chunks, to a file that grows.
+
+    The file stays until the benchmark ends, as the rows of a topic do: memory of a file that was just removed would be reused, which
+    takes a fraction of the time of memory that the machine has not used yet.
+    """
+    chunk = secrets.token_bytes(DISK_CHUNK_BYTES)
+    left = traffic.rows * (traffic.value_bytes + OFFSET_BYTES)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        began = time.perf_counter()
+        while left > 0:
+            left -= os.write(fd, memoryview(chunk)[:left])
+            os.fdatasync(fd)
+        return time.perf_counter() - began
+    finally:
+        os.close(fd)
 
 
 class Peer:
@@ -128,11 +155,12 @@ def _chunks(reader: Any) -> Iterator[pa.RecordBatch]:
             return
 
 
-def turn(endpoint: Endpoint, bare: str, traffic: FlightTraffic, rates: FlightRates) -> None:
-    """Write and read once through both servers."""
+def turn(endpoint: Endpoint, bare: str, directory: Path, traffic: FlightTraffic, rates: FlightRates) -> None:
+    """Write and read once through both servers, and write once without any."""
     ours, theirs, topic = Peer(endpoint.address), Peer(bare), f"bench-{secrets.token_hex(4)}"
     try:
         ours.create(topic)
+        rates.disk.append(traffic.rows / written(directory / topic, traffic))
         rates.bare_append.append(traffic.rows / theirs.put(topic, traffic))
         before = cpu_seconds(endpoint.pid)
         rates.append.append(traffic.rows / ours.put(topic, traffic))
@@ -162,6 +190,8 @@ def figures(ack: str, traffic: FlightTraffic, rates: FlightRates) -> list[Figure
             Figure(f"bare Flight {name.split()[1].rstrip(',')}", "rows/s", bare),
             Figure(f"{name} ÷ bare", "×", [rate / ceiling for rate, ceiling in zip(own, bare, strict=True)], fraction),
         ]
+    shown.append(Figure("write + fdatasync of the same bytes", "rows/s", rates.disk))
+    shown.append(Figure(f"flight append, {ack} ÷ disk", "×", [rate / most for rate, most in zip(rates.append, rates.disk, strict=True)]))
     return shown
 
 
@@ -177,7 +207,8 @@ def flight(
 ) -> None:
     """Append and read through the Flight endpoint, beside a bare Flight server.
 
-    The bare server serves prebuilt record batches from memory and discards what it receives.
+    The bare server serves prebuilt record batches from memory and discards what it receives. For the disk, one thread writes and syncs
+    the same bytes in chunks of 8 MiB.
     """
     config: dict[str, NoteValue] = {"rows": rows, "value_bytes": value_bytes, "batch_rows": batch_rows, "ack": ack}
     traffic, rates = FlightTraffic(rows, value_bytes, batch_rows), FlightRates()
@@ -185,7 +216,7 @@ def flight(
         with flight_broker(bench.directory, ack, profile) as endpoint, bare_server(bench.directory, traffic) as bare:
             for number in range(repeat):
                 with bench.steps.step(f"turn {number + 1}/{repeat}", rows):
-                    turn(endpoint, bare, traffic, rates)
+                    turn(endpoint, bare, bench.directory, traffic, rates)
         for figure in figures(ack, traffic, rates):
             bench.report.add(figure)
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from google_crc32c import value as crc32c
 
-from headrace.errors import BrokerError, DiskFull
-from headrace.records import Ack, RecordBatch
+from headrace.errors import BrokerError, DiskFull, StorageFailed
+from headrace.records import Ack, Appended, RecordBatch
+from headrace.storage import maintenance
 from headrace.storage.batch import REFERENCED
 from headrace.storage.check import check, dump
-from headrace.storage.files import DiskFiles
+from headrace.storage.files import DiskFiles, File
 from headrace.storage.journal import journal_path, read_journal
 from headrace.storage.partition import LogOptions
 from headrace.storage.segment import segment_path
@@ -22,6 +27,8 @@ from tests.storage_faults.power_cut import barest
 from tests.storage_faults.simulated import Fault, SimulatedFiles
 
 LARGE = replace(SMALL, large_bytes=500)
+TAIL_BYTES_MAX = 1_000_000
+OPTIONS = StoreOptions(large_bytes=1_000, checkpoint_interval_ms=3_600_000, headroom_bytes=0, tail_bytes_max=TAIL_BYTES_MAX)
 BIG = [bytes([number]) * 100 for number in range(10)]
 
 
@@ -238,3 +245,131 @@ def test_a_log_is_whole_while_maintenance_and_large_appends_alternate(tmp_path: 
     store.close()
     report = check(DiskFiles(str(tmp_path)))
     assert report.clean and report.notes == [] and report.records == 300
+
+
+class Gate:
+    """Stops the sync of segments until it is opened. `failure` is raised instead of the sync."""
+
+    def __init__(self) -> None:
+        self.arrived, self.opened = threading.Event(), threading.Event()
+        self.failure: OSError | None = None
+        self.room = True
+        """Whether there is room for new directories."""
+
+    def wait(self) -> None:
+        self.arrived.set()
+        assert self.opened.wait(300)
+        if self.failure is not None:
+            raise self.failure
+
+
+class GatedFiles(DiskFiles):
+    def __init__(self, root: Path, gate: Gate) -> None:
+        super().__init__(root)
+        self._gate = gate
+
+    def make_dir(self, *directories: str) -> None:
+        if not self._gate.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().make_dir(*directories)
+
+    def sync_many(self, files: Sequence[File]) -> None:
+        self._gate.wait()
+        super().sync_many(files)
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate()
+
+
+@pytest.fixture
+def gated(tmp_path: Path, gate: Gate) -> Iterator[Store]:
+    """A store with threads, two logs, and a large append to the first whose segment is being synced."""
+    store = Store.open(GatedFiles(tmp_path, gate), OPTIONS)
+    for _ in range(2):
+        store.create_log(LogOptions())
+    yield store
+    gate.opened.set()
+    with contextlib.suppress(BrokerError):
+        store.close()
+
+
+def large_under_way(store: Store, gate: Gate) -> list[list[Appended] | BrokerError]:
+    outcome = staged(store, (0, RecordBatch([b"x" * 100] * 20)))
+    assert gate.arrived.wait(300)
+    return outcome
+
+
+def test_appends_to_other_logs_do_not_wait_for_a_large_one(gated: Store, gate: Gate) -> None:
+    large = large_under_way(gated, gate)
+    small = staged(gated, (1, RecordBatch([b"small"])))
+    until(lambda: bool(small))
+    assert isinstance(small[0], list) and values(gated, 1) == [b"small"]
+    assert not large and gated.bounds(0).end == 0, "neither acknowledged nor readable"
+    gate.opened.set()
+    until(lambda: bool(large))
+    assert values(gated, 0) == [b"x" * 100] * 20
+
+
+def test_appends_to_the_log_of_a_large_one_follow_it(gated: Store, gate: Gate) -> None:
+    large = large_under_way(gated, gate)
+    after = staged(gated, (0, RecordBatch([b"after"])), (1, RecordBatch([b"with it"])))
+    last = staged(gated, (1, RecordBatch([b"last"])))
+    other = staged(gated, (gated.create_log(LogOptions()), RecordBatch([b"other"])))
+    until(lambda: bool(other))
+    assert not (large or after or last)
+    gate.opened.set()
+    until(lambda: bool(last))
+    assert values(gated, 0) == [b"x" * 100] * 20 + [b"after"]
+    assert values(gated, 1) == [b"with it", b"last"]
+
+
+def test_a_failed_sync_of_a_segment_rejects_what_waits_for_it(gated: Store, gate: Gate) -> None:
+    large = large_under_way(gated, gate)
+    after = staged(gated, (0, RecordBatch([b"after"])))
+    gate.failure = OSError(errno.EIO, "Input/output error")
+    gate.opened.set()
+    until(lambda: bool(large and after))
+    assert isinstance(large[0], StorageFailed) and isinstance(after[0], StorageFailed)
+    assert gated.bounds(0).end == 0
+
+
+def test_a_large_append_without_room_leaves_its_offsets_to_the_next(gated: Store, gate: Gate) -> None:
+    gate.opened.set()
+    gate.room = False
+    large = staged(gated, (0, RecordBatch([b"x" * 100] * 20)))
+    until(lambda: bool(large))
+    assert isinstance(large[0], DiskFull)
+    gate.room = True
+    small = staged(gated, (0, RecordBatch([b"small"])))
+    until(lambda: bool(small))
+    assert isinstance(small[0], list) and small[0][0].base_offset == 0
+
+
+def test_closing_waits_for_a_large_append_and_for_what_follows_it(gated: Store, gate: Gate) -> None:
+    large = large_under_way(gated, gate)
+    after = staged(gated, (0, RecordBatch([b"after"])))
+    closing = threading.Thread(target=gated.close)
+    closing.start()
+    gate.opened.set()
+    closing.join(300)
+    assert isinstance(large[0], list) and isinstance(after[0], list) and after[0][0].base_offset == 20
+
+
+def test_a_writer_that_waits_for_maintenance_commits_the_large_append_that_maintenance_waits_for(
+    gated: Store, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance, "_PROGRESS_SECONDS_MAX", 3_600)
+    first = staged(gated, (0, RecordBatch([b"first"])))
+    until(lambda: bool(first))
+    large = large_under_way(gated, gate)
+    spilling = threading.Thread(target=gated.maintenance.spill)
+    spilling.start()
+    until(lambda: gated.partitions[0] not in gated.maintenance._touched)  # now it waits for the log of the large append
+    flood = [staged(gated, (1, RecordBatch([bytes(100_000)])), ack=Ack.WRITTEN) for _ in range(20)]
+    until(lambda: bool(flood[TAIL_BYTES_MAX // 100_000 - 1]))  # now the writer waits for maintenance
+    gate.opened.set()
+    until(lambda: bool(large) and all(flood), seconds=60)
+    spilling.join()
+    assert gated.bounds(0).end == 21 and gated.bounds(1).end == 20

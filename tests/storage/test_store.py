@@ -16,7 +16,8 @@ from headrace.storage.crypt import WrongKey
 from headrace.storage.files import DirectoryLocked, DiskFiles
 from headrace.storage.journal import read_journal
 from headrace.storage.partition import LogOptions
-from headrace.storage.store import FLUSH_BYTES_MAX, Store, StoreOptions
+from headrace.storage.staged import FLUSH_BYTES_MAX
+from headrace.storage.store import Store, StoreOptions
 from tests.storage.stores import SMALL, crashed, new_log, opened, put, records, staged, values
 from tests.storage_faults.simulated import Fault, SimulatedFiles
 

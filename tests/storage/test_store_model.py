@@ -20,7 +20,8 @@ from headrace.records import Ack, AnyBatch, Appended, ColumnBatch, Record, Recor
 from headrace.storage.check import check
 from headrace.storage.partition import LogOptions
 from headrace.storage.segment import log_directory
-from headrace.storage.store import LateBatch, Store, StoreOptions
+from headrace.storage.staged import LateBatch
+from headrace.storage.store import Store, StoreOptions
 from tests.storage.stores import crashed, opened, records
 from tests.storage_faults.power_cut import barest
 from tests.storage_faults.simulated import SimulatedFiles

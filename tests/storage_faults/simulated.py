@@ -135,6 +135,10 @@ class SimulatedFile:
             raise failing.error() from None
         self._files.write(self._path, self._inode, position, data if fault is None else data[: fault.kept_bytes])
 
+    def start_sync(self, position: int, size_bytes: int) -> None:
+        """Do nothing: any unsynced write may reach the disk at any time, with or without this."""
+        self._usable()
+
     def sync(self) -> None:
         self._usable()
         try:

@@ -233,7 +233,8 @@ class Engine(Protocol):
     def append(
         self, writes: Sequence[Write], *, ack: Ack | None = None, urgent: bool = False, owned: bool = False
     ) -> asyncio.Future[list[Appended]]:
-        """Stage in call order; resolve when the guarantee of `ack` holds (None: the strongest `ack` of the topics).
+        """Stage; resolve when the guarantee of `ack` holds (None: the strongest `ack` of the topics). A partition gets its appends in call
+        order; a large append may be written after later ones to other partitions.
 
         An urgent append is written before those that wait, if the engine supports that. It is for appends that are due at a certain time
         and need no order relative to others.

@@ -41,7 +41,8 @@ from headrace.storage.batch import StoredBatch
 from headrace.storage.files import Files, NotCached
 from headrace.storage.health import retry_seconds
 from headrace.storage.partition import LogOptions, Partition
-from headrace.storage.store import Completion, LateBatch, Store, StoreOptions
+from headrace.storage.staged import Completion, LateBatch
+from headrace.storage.store import Store, StoreOptions
 
 _READ_THREADS: Final = 4
 _THREADS_START_SECONDS: Final = 60

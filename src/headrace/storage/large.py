@@ -5,12 +5,18 @@
 The segment is synced before the frame that refers to it is written, so a frame never refers to bytes that a power cut can take away.
 Without its frame a large append does not exist: its batches are marked, and recovery removes marked batches that no frame refers to.
 A frame with references may hold batches of other logs too, and is still valid only as a whole.
+
+Until its frame, a large append needs nothing of the journal. So a thread of its own writes and syncs the segments, while the writer serves
+appends to other logs. The writer then commits the frame.
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
+from typing import Generic, TypeVar
 
 from headrace.storage.batch import Built
 from headrace.storage.files import Files
@@ -18,6 +24,8 @@ from headrace.storage.journal import Reference, SyncFailed
 from headrace.storage.maintenance import Maintenance
 from headrace.storage.partition import Partition
 from headrace.storage.pending import Pending
+
+_T = TypeVar("_T")
 
 
 class LargeAppends:
@@ -73,3 +81,68 @@ class LargeAppends:
         """Remove the batches again, because no frame refers to them."""
         for partition, _ in self._written:
             partition.retract()
+
+
+class LargeThread(Generic[_T]):
+    """Thread that writes the segments of one large append at a time. The writer starts it with `begin` and ends it with `end`."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+        """Called when a large append is ready for its frame."""
+        self._begun, self._ended = threading.Semaphore(0), threading.Semaphore(0)
+        self._work: Callable[[], _T] | None = None
+        self._held: LargeAppends | None = None
+        self._outcome: Callable[[], _T] | None = None
+        self._thread = threading.Thread(target=self._run, name="headrace-large", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the segments are written, or that has failed."""
+        return self._outcome is not None
+
+    def begin(self, large: LargeAppends, work: Callable[[], _T]) -> None:
+        """Write the segments of a large append. `large` keeps its locks until `end`."""
+        self._work, self._held = work, large
+        self._begun.release()
+
+    def result(self) -> _T:
+        """Return the result of the work, or raise its failure."""
+        assert self._outcome is not None
+        return self._outcome()
+
+    def end(self) -> None:
+        """Release the locks, after the batches are readable or were removed again."""
+        self._outcome = None
+        self._ended.release()
+
+    def stop(self) -> None:
+        self._work = None
+        self._begun.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._begun.acquire()
+            work, held, self._held = self._work, self._held, None
+            if work is None or held is None:
+                return
+            with held:
+                self._outcome = _attempted(work)
+                del work
+                self._wake()
+                self._ended.acquire()
+
+
+def _attempted(work: Callable[[], _T]) -> Callable[[], _T]:
+    """Do the work. Returns a function that returns its result or raises its failure."""
+    try:
+        result = work()
+    except BaseException as failure:
+        failed = failure
+
+        def fail() -> _T:
+            raise failed
+
+        return fail
+    return lambda: result

@@ -31,6 +31,8 @@ SPARE_JOURNALS: Final = 2
 OPEN_SEGMENTS_MAX: Final = 512
 SPILLED_TOGETHER: Final = 256
 """Logs whose first segments are created together."""
+_PROGRESS_SECONDS_MAX: Final = 30
+"""Time for which the writer waits for maintenance."""
 STEP: Final = "log maintenance"
 """Name of maintenance in the health of the store."""
 
@@ -166,9 +168,15 @@ class Maintenance:
                     or store.full
                     or self.is_behind
                     or self._stopping
+                    or store.is_large_ready  # maintenance may wait for the locks that it holds until its frame
                 ),
-                timeout=30,
+                timeout=_PROGRESS_SECONDS_MAX,
             )
+
+    def large_ready(self) -> None:
+        """Wake the writer if it waits for maintenance: a large append is ready for its frame."""
+        with self._progress:
+            self._progress.notify_all()
 
     def stop(self) -> None:
         """Stop the thread and take a last checkpoint, so that the next start has nothing to replay."""

@@ -155,7 +155,7 @@ class Partition:
         segment = self.segments[-1] if self.segments else None
         if segment is None or segment.covers_to or (segment.size > HEADER_BYTES and segment.size + size > self.options.segment_bytes):
             segment = self._roll(base_offset)
-        segment.append(batches)
+        segment.append(batches, start_sync=True)
         return Reference(self.id, headers_crc(headers), segment.base_offset, segment.size, size, base_offset, headers[-1].next_offset)
 
     def reveal(self, batches: list[Built]) -> None:

@@ -50,6 +50,8 @@ INDEX_SUFFIX: Final = ".idx"
 TEMPORARY_SUFFIX: Final = ".tmp"
 INDEX_INTERVAL_BYTES: Final = 64 * 1024
 _SCAN_BYTES: Final = 1024 * 1024
+_START_SYNC_BYTES: Final = 1024 * 1024
+"""In chunks of this size, write + fdatasync of 8 MiB takes 0.7 of the time that it takes at once."""
 _NO_TIME: Final = -(1 << 63)
 
 _HEADER = struct.Struct("<4sIHHIQQQ")
@@ -249,12 +251,25 @@ class Segment:
         """Drop the file. It is closed when its last reader is done."""
         self._file = None
 
-    def append(self, batches: list[Built]) -> int:
-        """Write batches after the last one. Returns the new size, which the caller then publishes with `extend`."""
+    def append(self, batches: list[Built], *, start_sync: bool = False) -> int:
+        """Write batches after the last one. Returns the new size, which the caller then publishes with `extend`.
+
+        `start_sync`: the disk writes the first batches while the others are copied, because the caller syncs the segment next.
+        """
         file = self.file()
         self._change()
-        file.write_at(self.size, [part for _, parts in batches for part in parts])
-        return self.size + sum(header.size for header, _ in batches)
+        position, waiting_bytes = self.size, 0
+        parts: list[bytes] = []
+        for header, more in batches:
+            parts += more
+            waiting_bytes += header.size
+            if start_sync and waiting_bytes >= _START_SYNC_BYTES:
+                file.write_at(position, parts)
+                file.start_sync(position, waiting_bytes)
+                position, waiting_bytes, parts = position + waiting_bytes, 0, []
+        if parts:
+            file.write_at(position, parts)
+        return position + waiting_bytes
 
     def extend(self, batches: list[Built], size: int) -> None:
         with self._growing:

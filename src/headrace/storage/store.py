@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeAlias
+from functools import partial
+from typing import Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
 from headrace.histogram import BYTES, Histogram
@@ -32,22 +32,16 @@ from headrace.storage.encoding import build, build_plain
 from headrace.storage.files import DISK_FULL_ERRNOS, Files, is_exhausted
 from headrace.storage.health import Health
 from headrace.storage.journal import Journal, SyncFailed
-from headrace.storage.large import LargeAppends
+from headrace.storage.large import LargeAppends, LargeThread
 from headrace.storage.maintenance import Maintenance
 from headrace.storage.opened import OpenedBatches
 from headrace.storage.partition import LogOptions, Partition, StoreContext
 from headrace.storage.pending import Pending, build_each, count_records, place_each, push_each
 from headrace.storage.recovery import RecoveryReport, recover
+from headrace.storage.staged import AnyStaged, Completion, Done, DoneEach, LateBatch, Placed, Staged, StagedEach, Waiting
 
-FLUSH_BYTES_MAX: Final = 2 * MIB
-"""Size of one flush, which bounds the wait of the next append. A flush always takes at least one append."""
 STAGED_BYTES_MAX: Final = 512 * MIB
 
-LateBatch: TypeAlias = Callable[[Sequence[Appended]], AnyBatch]
-Done: TypeAlias = Callable[["list[Appended] | BrokerError"], None]
-DoneEach: TypeAlias = Callable[["AppendedEach | BrokerError"], None]
-Completion: TypeAlias = tuple[Callable[[Any], None], "list[Appended] | AppendedEach | BrokerError"]
-"""The `done` of an append, and its result."""
 Deliver: TypeAlias = Callable[[list[Completion], list[int]], None]
 """Called with the completions of one flush and the logs whose end moved."""
 
@@ -68,30 +62,6 @@ class StoreOptions:
     key: bytes | None = field(default=None, repr=False)
     ticks: Callable[[], float] = lambda: 0.0
     """Seconds of a monotonic clock, for the durations in `StoreCounters`."""
-
-
-@dataclass(slots=True)
-class Staged:
-    """One atomic append that waits for the writer."""
-
-    appends: Sequence[tuple[int, AnyBatch | LateBatch]]
-    ack: Ack
-    now: int
-    done: Done
-    size_bytes: int
-
-
-@dataclass(slots=True)
-class StagedEach:
-    """Independent records that wait for the writer: each value goes to the log with the same index."""
-
-    logs: Sequence[int]
-    values: Sequence[bytes]
-    keys: Sequence[bytes | None] | None
-    ack: Ack
-    now: int
-    done: DoneEach
-    size_bytes: int
 
 
 @dataclass(slots=True)
@@ -139,6 +109,13 @@ def _journal_again(journal: Journal, report: RecoveryReport) -> None:
     report.unjournaled.clear()
 
 
+def _is_large(ahead: Pending, large_bytes: int) -> bool:
+    # Compaction reads its log while the writer appends, and must find each batch in the journal or in a synced segment.
+    if not ahead.batches or ahead.partition.options.compact:
+        return False
+    return sum(batch.size_bytes for batch in ahead.batches) >= large_bytes
+
+
 class Store:
     """Store of one data directory; created by `Store.open`."""
 
@@ -169,15 +146,16 @@ class Store:
         """Logs with equal options share one object: a flush to thousands of logs then finds it in the cache of the processor."""
         self.deleted = dict(report.deleted)
         """Deleted logs, each with the last journal file that may hold batches of it."""
-        self._staged: deque[Staged | StagedEach] = deque()
-        self._urgent: deque[Staged | StagedEach] = deque()
-        """Appends that are written before the others."""
-        self._staged_bytes = 0
+        self._waiting = Waiting(options.large_bytes)
         self._idle = threading.Lock()
         """Taken by the writer, which waits until `_wake` releases it. An event does the same with four times the instructions."""
         self._idle.acquire()
         self._stopping = False
         self._writer: threading.Thread | None = None
+        self._large: LargeThread[Written] | None = None
+        """None without threads: the caller of `flush` then writes large appends, too."""
+        self._large_placed: tuple[Placed, LargeAppends] | None = None
+        """The large append whose segments are being written."""
         self.maintenance = Maintenance(self)
 
     @classmethod
@@ -209,6 +187,7 @@ class Store:
 
     def start(self) -> None:
         """Start the threads. Logs that recovery did not find must be opened before, because a checkpoint lists all existing logs."""
+        self._large = LargeThread(self._large_ready)
         writer = threading.Thread(target=self._write_forever, name="headrace-writer", daemon=True)
         writer.start()
         self._writer = writer
@@ -280,7 +259,7 @@ class Store:
     ) -> None:
         """Queue one atomic append. `done` gets its placements or an error. `reserve` allows it to use the headroom; `urgent` writes it
         before the others."""
-        self._queue(Staged(appends, ack, now, done, size_bytes), reserve, self._urgent if urgent else self._staged)
+        self._queue(Staged(appends, ack, now, done, size_bytes), reserve, urgent)
 
     def stage_each(
         self,
@@ -294,15 +273,14 @@ class Store:
         size_bytes: int,
     ) -> None:
         """Queue independent records. A log that is deleted before they are written fails only its own."""
-        self._queue(StagedEach(logs, values, keys, ack, now, done, size_bytes), False, self._staged)
+        self._queue(StagedEach(logs, values, keys, ack, now, done, size_bytes), False, False)
 
-    def _queue(self, item: Staged | StagedEach, reserve: bool, waiting: deque[Staged | StagedEach]) -> None:
+    def _queue(self, item: AnyStaged, reserve: bool, urgent: bool) -> None:
         error = self._rejection(item.size_bytes, reserve)
         if error is not None:
             item.done(error)
             return
-        self._staged_bytes += item.size_bytes
-        waiting.append(item)
+        self._waiting.add(item, urgent=urgent)
         self._wake()
 
     def _wake(self) -> None:
@@ -310,6 +288,14 @@ class Store:
             self._idle.release()
         except RuntimeError:
             pass  # the writer is awake, and looks again before it waits
+
+    def _large_ready(self) -> None:
+        self._wake()
+        self.maintenance.large_ready()
+
+    @property
+    def is_large_ready(self) -> bool:
+        return self._large is not None and self._large.is_ready
 
     def _rejection(self, size_bytes: int, reserve: bool) -> BrokerError | None:
         if self.failure is not None:
@@ -322,66 +308,92 @@ class Store:
             return Unavailable(
                 f"more than {self.options.tail_bytes_max} bytes wait in memory, and log maintenance is failing: try again later"
             )
-        if self._staged_bytes + size_bytes > STAGED_BYTES_MAX and self._staged:
+        if self._waiting and self._waiting.size_bytes + size_bytes > STAGED_BYTES_MAX:
             return Unavailable(f"more than {STAGED_BYTES_MAX} bytes wait to be written")
         return None
 
     def flush(self) -> bool:
         """Write what is staged. Returns whether there was anything to write."""
-        staged = self._drain()
+        thread = self._large
+        if thread is not None and thread.is_ready:
+            self._commit_large(thread)
+            return True
+        is_begun = thread is not None and self._begin_large(thread)
+        staged = self._waiting.take()
         if not staged:
-            return False
+            return is_begun
+        with self._flushing(staged):
+            placed = self._placed(staged, self.options.large_bytes)
+            if placed is not None:
+                self._commit(placed.pending, placed.completions, placed.now, placed.small)
+        return True
+
+    @contextlib.contextmanager
+    def _flushing(self, staged: list[AnyStaged]) -> Iterator[None]:
         began = self.options.ticks()
         try:
-            self._flush(staged)
+            yield
             self.counters.append_duration.observe(self.options.ticks() - began)
         except BaseException as failure:
             # A defect must not leave a caller waiting forever. A second result for the same append is ignored.
             error = self.fence(f"the writer failed: {failure!r}")
             self.deliver([(item.done, error) for item in staged], [])
             raise
+
+    def _begin_large(self, thread: LargeThread[Written]) -> bool:
+        """Let the other thread write the segments of a large append, if enough is staged."""
+        staged = self._waiting.take_large()
+        if not staged:
+            return False
+        placed: Placed | None = None
+        try:
+            with self._flushing(staged):
+                placed = self._placed(staged, self._waiting.bulk_bytes_min)
+        finally:
+            if placed is None:
+                self._waiting.release()
+        if placed is not None:
+            large = LargeAppends(self.files, self.maintenance)
+            self._large_placed = placed, large
+            thread.begin(large, partial(self._prepare, placed.pending, placed.now, placed.small, large))
         return True
 
-    def _flush(self, staged: list[Staged | StagedEach]) -> None:
+    def _commit_large(self, thread: LargeThread[Written]) -> None:
+        """Commit the large append whose segments are written."""
+        assert self._large_placed is not None
+        placed, large = self._large_placed
+        try:
+            with self._flushing(placed.items):
+                self._commit_prepared(placed.pending, placed.completions, large, thread.result)
+        finally:
+            self._large_placed = None
+            thread.end()
+            self._waiting.release()
+
+    def _placed(self, staged: list[AnyStaged], large_bytes: int) -> Placed | None:
+        """Assign offsets, and decide which logs get a large append: from `large_bytes` on. Returns None if nothing is to be written."""
         if self.failure is not None:
             self.deliver([(item.done, self.failure) for item in staged], [])
-            return
+            return None
         # One time for the whole flush: records without a timestamp then use the batch's timestamp and need no column.
         now, size = staged[0].now, staged[0].size_bytes
         for item in staged[1:]:
             now, size = max(now, item.now), size + item.size_bytes
-        small = size <= BATCH_BYTES_TARGET
-        pending: dict[int, Pending] = {}
-        completions: dict[Ack, list[Completion]] = {Ack.NONE: [], Ack.WRITTEN: [], Ack.DURABLE: []}
+        placed = Placed(staged, now, size <= BATCH_BYTES_TARGET)
+        pending, completions = placed.pending, placed.completions
         for item in staged:
             result = self._place_each(item, pending, now) if isinstance(item, StagedEach) else self._place(item, pending, now)
             completions[item.ack].append((item.done, result))
         if completions[Ack.NONE]:
             self.deliver(completions[Ack.NONE], [])
-        if pending:
-            if size >= self.options.large_bytes and completions[Ack.DURABLE]:
-                for ahead in pending.values():
-                    ahead.is_large = self._is_large(ahead)
-            self._commit(pending, completions, now, small)
-        elif waiting := completions[Ack.WRITTEN] + completions[Ack.DURABLE]:
-            self.deliver(waiting, [])
-
-    def _is_large(self, ahead: Pending) -> bool:
-        # Compaction reads its log while the writer appends, and must find each batch in the journal or in a synced segment.
-        if not ahead.batches or ahead.partition.options.compact:
-            return False
-        return sum(batch.size_bytes for batch in ahead.batches) >= self.options.large_bytes
-
-    def _drain(self) -> list[Staged | StagedEach]:
-        """Take the appends of the next flush. Urgent ones get their own flush, so that they do not wait for the rest."""
-        drained: list[Staged | StagedEach] = []
-        size, waiting = 0, self._urgent or self._staged
-        while waiting and size < FLUSH_BYTES_MAX:
-            item = waiting.popleft()
-            size += item.size_bytes
-            drained.append(item)
-        self._staged_bytes -= size
-        return drained
+        if not pending:
+            if waiting := completions[Ack.WRITTEN] + completions[Ack.DURABLE]:
+                self.deliver(waiting, [])
+            return None
+        if size >= large_bytes and completions[Ack.DURABLE]:
+            for ahead in pending.values():
+                ahead.is_large = _is_large(ahead, large_bytes)
+        return placed
 
     def _place(self, item: Staged, pending: dict[int, Pending], now: int) -> list[Appended] | BrokerError:
         """Assign offsets to each batch of one append, to all or to none."""
@@ -428,34 +440,39 @@ class Store:
     def _place_each(self, item: StagedEach, pending: dict[int, Pending], now: int) -> AppendedEach:
         """Assign offsets to independent records."""
         placed = AppendedEach([], now)
-        for index in place_each(item.logs, item.values, item.keys, self.partitions, pending, placed.offsets):
-            placed.failed[index] = Unavailable(f"log {item.logs[index]} was deleted before the append was written")
+        for index in place_each(item.logs_of, item.values, item.keys, self.partitions, pending, placed.offsets):
+            placed.failed[index] = Unavailable(f"log {item.logs_of[index]} was deleted before the append was written")
         return placed
 
     def _commit(self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int, small: bool) -> None:
         """Write the frame, sync it if an append requires it, and deliver the results."""
+        with LargeAppends(self.files, self.maintenance) as large:
+            self._commit_prepared(pending, completions, large, lambda: self._prepare(pending, now, small, large))
+
+    def _commit_prepared(
+        self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], large: LargeAppends, prepared: Callable[[], Written]
+    ) -> None:
         waiting = completions[Ack.WRITTEN] + completions[Ack.DURABLE]
         error: BrokerError
-        with LargeAppends(self.files, self.maintenance) as large:
-            try:
-                written = self._write(pending, now, small, large)
-                if completions[Ack.DURABLE]:
-                    self._sync()
-            except (SyncFailed, BrokerError) as failure:
-                error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the log failed: {failure}")
-                self.deliver([(done, error) for done, _ in waiting], [])
-                return
-            size = push_each(written.partitions, written.batches)
-            for partition, batches in written.others:
-                size += partition.push(batches)
-                written.partitions.append(partition)
-            self.maintenance.touch(written.partitions, size)
-            counters = self.counters
-            counters.records += count_records(pending.values())
-            counters.journal_bytes += size
-            counters.flush_bytes.observe(size)
-            if large.references:
-                large.reveal()
+        try:
+            written = self._write(pending, large, prepared)
+            if completions[Ack.DURABLE]:
+                self._sync()
+        except (SyncFailed, BrokerError) as failure:
+            error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the log failed: {failure}")
+            self.deliver([(done, error) for done, _ in waiting], [])
+            return
+        size = push_each(written.partitions, written.batches)
+        for partition, batches in written.others:
+            size += partition.push(batches)
+            written.partitions.append(partition)
+        self.maintenance.touch(written.partitions, size)
+        counters = self.counters
+        counters.records += count_records(pending.values())
+        counters.journal_bytes += size
+        counters.flush_bytes.observe(size)
+        if large.references:
+            large.reveal()
         self.deliver(waiting, list(pending))
 
     def _sync(self) -> None:
@@ -463,27 +480,32 @@ class Store:
         self.journal.sync()
         self.counters.sync_duration.observe(self.options.ticks() - began)
 
-    def _write(self, pending: dict[int, Pending], now: int, small: bool, large: LargeAppends) -> Written:
-        """Write large appends to their segments and the frame. Returns the batches in the frame.
+    def _prepare(self, pending: dict[int, Pending], now: int, small: bool, large: LargeAppends) -> Written:
+        """Build all batches, write large appends to their segments and sync these. Returns the batches for the frame.
+
+        Raises `OSError`, `MemoryError` and `SyncFailed`.
+        """
+        written = Written()
+        for ahead in build_each(pending.values(), now, small, written.partitions, written.batches):
+            if ahead.is_large:
+                large.hold(ahead)
+            batches = self._build(ahead, now, small)
+            if ahead.is_large:
+                large.write(ahead.partition, batches)
+            else:
+                written.others.append((ahead.partition, batches))
+        if large.references:
+            large.sync()
+        return written
+
+    def _write(self, pending: dict[int, Pending], large: LargeAppends, prepared: Callable[[], Written]) -> Written:
+        """Write the frame of what `prepared` returns, and return that.
 
         Raises `DiskFull` and `Unavailable`, after which nothing is written, and `StorageFailed` and `SyncFailed`.
         """
         try:
-            written = Written()
-            for ahead in build_each(pending.values(), now, small, written.partitions, written.batches):
-                if ahead.is_large:
-                    large.hold(ahead)
-                batches = self._build(ahead, now, small)
-                if ahead.is_large:
-                    large.write(ahead.partition, batches)
-                else:
-                    written.others.append((ahead.partition, batches))
-            encoded = written.batches + [one for _, batches in written.others for one in batches]
-            if large.references:
-                large.sync()
-                self.journal.append(encoded, large.references)
-            else:
-                self.journal.append(encoded)
+            written = prepared()
+            self.journal.append(written.batches + [one for _, batches in written.others for one in batches], large.references)
             return written
         except (OSError, MemoryError) as failure:
             for ahead in pending.values():
@@ -534,7 +556,7 @@ class Store:
             except Exception as failure:
                 self.fence(f"the writer failed: {failure!r}")  # as a failed flush has done already
                 self._wake()  # the next round rejects the other appends
-            if self._stopping and not self._staged and not self._urgent:
+            if self._stopping and not self._waiting and self._large_placed is None:
                 return
 
     # Maintenance steps, for callers without threads.
@@ -554,6 +576,9 @@ class Store:
         if self._writer is not None:
             self._wake()
             self._writer.join()
+        if self._large is not None:
+            self._large.stop()
+            self._large = None
         try:
             while self.flush():
                 pass
@@ -565,7 +590,7 @@ class Store:
     @property
     def staged_bytes(self) -> int:
         """Bytes of appends that wait for the writer."""
-        return self._staged_bytes
+        return self._waiting.size_bytes
 
     def size_bytes(self) -> int:
         return sum(partition.size_bytes for partition in list(self.partitions.values()))

@@ -26,7 +26,8 @@ from headrace.storage.manifest import Checkpointed
 from headrace.storage.partition import Partition
 from headrace.storage.pending import Pending
 from headrace.storage.segment import Segment, SparseIndex
-from headrace.storage.store import Completion, Store
+from headrace.storage.staged import Completion
+from headrace.storage.store import Store
 from tests.storage_faults.simulated import SimulatedFile, SimulatedFiles
 
 Plant: TypeAlias = Callable[[pytest.MonkeyPatch], None]

@@ -11,7 +11,8 @@ from headrace.errors import BrokerError
 from headrace.limits import LARGE_APPEND_BYTES
 from headrace.records import NEVER, Ack, AnyBatch, Appended, AppendedEach, ColumnBatch, Headers, Record, RecordBatch
 from headrace.storage.partition import LogOptions
-from headrace.storage.store import LateBatch, Store, StoreOptions
+from headrace.storage.staged import LateBatch
+from headrace.storage.store import Store, StoreOptions
 from tests.storage.crash.history import (
     Anomaly,
     Facts,
