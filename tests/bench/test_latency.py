@@ -10,7 +10,18 @@ from array import array
 import pytest
 
 from headrace.bench import latency as module
-from headrace.bench.latency import OpenLoop, Replies, Slots, figures, open_loop, publish_slots, round_trips, summary
+from headrace.bench.latency import (
+    OpenLoop,
+    Replies,
+    Slots,
+    figures,
+    loaded_figure,
+    maximum_records,
+    open_loop,
+    publish_slots,
+    round_trips,
+    summary,
+)
 from headrace.bench.protocols.figg import FiggLoad
 from headrace.wire.figg import encode
 from headrace.wire.figg.decode import Decoder
@@ -153,3 +164,17 @@ def test_the_round_trip_is_shown_above_the_machine() -> None:
     assert (loop.value, trips.value, machine.value) == (1.0, 5.0, 3.0)
     assert above.value == pytest.approx(2.0)
     assert above.met is False
+
+
+def test_the_target_under_load_is_for_half_of_the_maximum_of_figg_and_flymq() -> None:
+    loops = [OpenLoop(array("d", [0.001] * 98 + [0.02] * 2))]
+    figure = loaded_figure("figg", "durable", 50, 1_000.4, loops)
+    assert figure.value == pytest.approx(20) and figure.met is False
+    assert figure.notes == {"maximum records/s": 1_000}
+    others = [("blipmq", "durable", 50), ("figg", "written", 50), ("flymq", "durable", 60)]
+    assert [loaded_figure(protocol, ack, percent, 1.0, loops).target for protocol, ack, percent in others] == [None] * 3
+
+
+@pytest.mark.parametrize(("value_bytes", "records"), [(0, 500_000), (100, 500_000), (1 << 20, 256), (1 << 29, 1)])
+def test_the_maximum_rate_is_measured_with_a_bounded_number_of_bytes(value_bytes: int, records: int) -> None:
+    assert maximum_records(value_bytes) == records

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import select
 import socket
+import statistics
 import time
 from array import array
 from collections import Counter, deque
@@ -18,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.bench import traffic
 from headrace.bench.children import BenchFailed
 from headrace.bench.load import CHUNK_BYTES, READ_BYTES, STALL_SECONDS, TICK_SECONDS, Meter, Tick, sample_values
 from headrace.bench.protocols import ProtocolLoad
@@ -28,6 +30,14 @@ RECORD_OVERHEAD_BYTES = 156
 """Approximate journal overhead of a single record, so that the disk probe writes as many bytes as the broker."""
 ROUND_TRIP_TARGET = Target(at_most=0.3)
 """Milliseconds above the machine's own write + fdatasync."""
+LOADED_TARGET: Final = Target(at_most=15.0)
+"""Milliseconds of the p99 at half of the maximum rate."""
+LOADED_PROTOCOLS: Final = ("figg", "flymq")
+LOADED_PERCENT: Final = 50
+_MAXIMUM_RECORDS: Final = 500_000
+_MAXIMUM_BYTES: Final = 256 * 1024 * 1024
+"""Bounds of a publish at full speed that measures the maximum rate."""
+_MAXIMUM_TURNS: Final = 3
 PERCENTILES = (50.0, 90.0, 99.0, 99.9, 99.99)
 _HIGHEST_MICROSECONDS = 120 * 1_000_000
 _DIGITS = 3
@@ -165,6 +175,16 @@ def open_loop(sock: socket.socket, slots: Slots, meter: Meter, tick: Tick | None
     return OpenLoop(replies.latencies(slots.rate, slots.records), slots.records - slots.taken)
 
 
+def maximum_records(value_bytes: int) -> int:
+    """Return the number of records of a publish that measures the maximum rate."""
+    return max(1, min(_MAXIMUM_RECORDS, _MAXIMUM_BYTES // max(1, value_bytes)))
+
+
+def maximum_rate(plan: traffic.Traffic) -> float:
+    """Return the records per second of one connection at full speed: the median of several publishes."""
+    return statistics.median(plan.records / traffic.publish(plan, traffic.new_topic(plan)) for _ in range(_MAXIMUM_TURNS))
+
+
 def round_trips(
     sock: socket.socket, load: ProtocolLoad, topic: str, *, count: int, value_bytes: int, probe: Callable[[], float]
 ) -> tuple[list[float], list[float]]:
@@ -219,6 +239,16 @@ def summary(latencies: Iterable[float]) -> dict[str, NoteValue]:
     shown["max"] = histogram.get_max_value() / 1e3
     shown["hdr"] = histogram.encode().decode("ascii")
     return shown
+
+
+def loaded_figure(protocol: str, ack: str, percent: int, maximum: float, open_loops: Sequence[OpenLoop]) -> Figure:
+    """Return the p99 at a percentage of the maximum rate."""
+    has_target = protocol in LOADED_PROTOCOLS and ack == "durable" and percent == LOADED_PERCENT
+    runs = [percentile(sorted(loop.latencies), 99) * 1e3 for loop in open_loops]
+    notes: dict[str, NoteValue] = {"maximum records/s": round(maximum)}
+    return Figure(
+        f"{protocol} open loop at {percent} % of the maximum, {ack}", "ms p99", runs, LOADED_TARGET if has_target else None, notes
+    )
 
 
 def figures(
