@@ -180,7 +180,7 @@ RUSTLOG_REPLY_BYTES_MAX: Final = OUTPUT_BUFFER_BYTES_MAX - OUTPUT_HIGH_WATER_BYT
 FETCHES_AT_ONCE_MAX: Final = 16
 """Concurrent fetches of all FlyMQ and RustLog connections. Their memory does not count as output yet."""
 TURN_BYTES_MIN: Final = 64 * KIB
-"""Reply payload from which a connection waits for a fetch slot before encoding."""
+"""Reply payload from which a connection waits for its turn before encoding."""
 RUSTLOG_ERROR_CHARS_MAX: Final = 8_192
 """Longer error texts are truncated: they may quote a name of megabytes, and must fit a frame and a u16 length."""
 RUSTLOG_REQUESTS_IN_FLIGHT_MAX: Final = 1_024

@@ -56,6 +56,8 @@ _TURN_BYTES_MAX: Final = 1024 * 1024
 something, and a read from memory does not suspend them."""
 _BATCH_COST_BYTES: Final = 8 * 1024
 """Cost of a batch of any size in that sum."""
+_SMALL_READ_RECORDS_MAX: Final = 32
+"""A read of at most this many records has a reserve of the same size, so that it does not wait because others have read a lot."""
 _CATALOG_READ_BYTES: Final = 1024 * 1024
 _T = TypeVar("_T")
 
@@ -411,7 +413,7 @@ class EmbeddedEngine:
         log = self._partition(topic, partition)
         assert self._loop is not None
         if _may_read_on_loop(log, offset, bytes_max):
-            if self._turn_bytes >= _TURN_BYTES_MAX:
+            if not self._may_read(records_max):
                 await asyncio.sleep(0)
             try:
                 batches = log.read(offset, bytes_max, records_max, cached_only=True)
@@ -433,7 +435,7 @@ class EmbeddedEngine:
             log = self._find_readable(place)
             if log is None:
                 return None
-        if self._turn_bytes >= _TURN_BYTES_MAX or not _may_read_on_loop(log, offset, bytes_max):
+        if not self._may_read(records_max) or not _may_read_on_loop(log, offset, bytes_max):
             return None
         try:
             batches = log.read(offset, bytes_max, records_max, cached_only=True)
@@ -452,6 +454,10 @@ class EmbeddedEngine:
         if log is not None:
             self._readable[place] = log
         return log
+
+    def _may_read(self, records_max: int) -> bool:
+        """Return whether the reads of this turn leave room for one more."""
+        return self._turn_bytes < (_TURN_BYTES_MAX if records_max > _SMALL_READ_RECORDS_MAX else 2 * _TURN_BYTES_MAX)
 
     def _count_read(self, batches: list[StoredBatch]) -> None:
         before = self._turn_bytes

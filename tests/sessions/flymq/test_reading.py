@@ -215,3 +215,17 @@ async def test_a_read_of_records_in_memory_starts_no_work(monkeypatch: pytest.Mo
         assert await peer.one(Consume("t", 0, 1)) == Consumed(b"", b"b")
         assert await peer.one(Fetch("t", 0, 1, 1)) == Fetched([1], [b"b"], 2)
         assert await peer.one(Fetch("t", 0, 1, 9)) == Fetched([1, 2], [b"b", b"c"], 3)
+
+
+async def test_a_large_page_is_encoded_in_a_later_turn_than_it_is_read() -> None:
+    async with running_server() as server:
+        peer, other = server.peer(), server.peer()
+        await server.broker.create_topic(DEV, "t")
+        await server.broker.publish(DEV, "t", RecordBatch([bytes(1_000)] * 2_000))
+        peer.send(Fetch("t", 0, 0, 2_000))
+        other.send(Fetch("t", 0, 0, 10))
+        (small,) = await other.replies(1)
+        assert isinstance(small, Fetched) and len(small.offsets) == 10
+        assert not peer.wire.sent, "the small page does not wait for the large one"
+        (large,) = await peer.replies(1)
+        assert isinstance(large, Fetched) and len(large.offsets) == 2_000

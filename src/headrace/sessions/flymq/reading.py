@@ -15,7 +15,7 @@ from typing import Final, cast
 
 from headrace.broker import Broker, Principal
 from headrace.errors import BrokerError, OffsetOutOfRange
-from headrace.limits import FLYMQ_FETCH_BYTES_MAX, FLYMQ_PAYLOAD_BYTES_MAX, FLYMQ_SCAN_BYTES_MAX, KIB, MIB
+from headrace.limits import FLYMQ_FETCH_BYTES_MAX, FLYMQ_PAYLOAD_BYTES_MAX, FLYMQ_SCAN_BYTES_MAX, KIB, MIB, TURN_BYTES_MIN
 from headrace.sessions.flymq.filter import Filter, build, passing, slices
 from headrace.sessions.turns import Turns
 from headrace.wire.flymq.fetching import FRONT_BYTES, RECORD_OVERHEAD_BYTES
@@ -72,7 +72,9 @@ class ReadHandlers:
     def _fetch_now(self, request: Fetch) -> Fetched | None:
         wanted = request.records_max if request.records_max > 0 else RECORDS_DEFAULT
         who, topic, partition = self._who(), request.topic, request.partition
-        batches = self._broker.read_now(who, topic, partition, request.offset, bytes_max=_READ_STEP_BYTES, records_max=wanted)
+        # One more than can be answered at once: a larger page is read by `fetch`, and reading all of it here would be done twice.
+        records_max = min(wanted, _NOW_RECORDS_MAX + 1)
+        batches = self._broker.read_now(who, topic, partition, request.offset, bytes_max=_READ_STEP_BYTES, records_max=records_max)
         if batches is None or len(batches) != 1:
             return None
         (batch,) = batches
@@ -144,6 +146,9 @@ class ReadHandlers:
             is_enough = page.is_full if test is None else bool(page.offsets)
             if is_enough or scanned > FLYMQ_SCAN_BYTES_MAX or (test is not None and self._is_over()):
                 break
+        if page.size_bytes >= TURN_BYTES_MIN:
+            # Encoding takes as long as reading. Other connections are served in between.
+            await self._turns.wait()
         return Fetched(page.offsets, page.values, offset, page.keys if page.keys is not None and any(page.keys) else None)
 
     async def _passing(self, filter: Filter, keys: list[bytes | None] | None, values: list[bytes]) -> list[int]:
@@ -174,7 +179,7 @@ class _Page:
         self.values: list[bytes] = []
         self.full_at: int | None = None
         """First offset that did not fit."""
-        self._size_bytes = FRONT_BYTES
+        self.size_bytes = FRONT_BYTES
 
     @property
     def records_left(self) -> int:
@@ -182,17 +187,17 @@ class _Page:
 
     @property
     def is_full(self) -> bool:
-        return self.full_at is not None or self.records_left == 0 or self._size_bytes >= FLYMQ_FETCH_BYTES_MAX
+        return self.full_at is not None or self.records_left == 0 or self.size_bytes >= FLYMQ_FETCH_BYTES_MAX
 
     def add(self, offsets: Sequence[int], keys: list[bytes | None] | None, values: list[bytes], size_bytes: int) -> None:
         """Add the records that fit. `size_bytes` is the size of all keys and values."""
-        size_bytes += self._size_bytes + RECORD_OVERHEAD_BYTES * len(values)
+        size_bytes += self.size_bytes + RECORD_OVERHEAD_BYTES * len(values)
         count = len(values)
         if size_bytes > FLYMQ_FETCH_BYTES_MAX or count > self.records_left:
             count, size_bytes = self._room(offsets, keys, values)
         if count < len(values):
             self.full_at = offsets[count]
-        self._size_bytes = size_bytes
+        self.size_bytes = size_bytes
         if keys is not None or self.keys is not None:
             before: list[bytes | None] = [None] * len(self.values) if self.keys is None else self.keys
             self.keys = before + ([None] * count if keys is None else keys[:count])
@@ -204,7 +209,7 @@ class _Page:
         sizes = [RECORD_OVERHEAD_BYTES + len(value) for value in values]
         if keys is not None:
             sizes = [size + len(key) if key else size for size, key in zip(sizes, keys, strict=True)]
-        ends = list(accumulate(sizes, initial=self._size_bytes))
+        ends = list(accumulate(sizes, initial=self.size_bytes))
         count = min(bisect_right(ends, FLYMQ_FETCH_BYTES_MAX) - 1, self.records_left)
         if count <= 0 and not self.offsets:
             if ends[1] > FLYMQ_PAYLOAD_BYTES_MAX:
