@@ -93,8 +93,8 @@ class LargeThread(Generic[_T]):
         self._work: Callable[[], _T] | None = None
         self._held: LargeAppends | None = None
         self._outcome: Callable[[], _T] | None = None
-        self._thread = threading.Thread(target=self._run, name="headrace-large", daemon=True)
-        self._thread.start()
+        self._writer = threading.Thread(target=self._run, name="headrace-large", daemon=True)
+        self._writer.start()
 
     @property
     def is_ready(self) -> bool:
@@ -119,7 +119,7 @@ class LargeThread(Generic[_T]):
     def stop(self) -> None:
         self._work = None
         self._begun.release()
-        self._thread.join()
+        self._writer.join()
 
     def _run(self) -> None:
         while True:
