@@ -19,7 +19,8 @@ from tests.broker.test_access import AS_UNKNOWN, LISTS, METHODS
 from tests.net.polling import until
 
 REFUSED = {
-    *("alter_topic", "delete_topic", "commit", "stage_commit", "committed", "delete_group", "reset_group", "members", "join", "begin"),
+    *("alter_topic", "delete_topic", "commit", "stage_commit", "committed", "delete_group", "reset_group", "members", "join"),
+    *("begin", "begin_all"),
     *("dead_letters", "move_to_dead_letters", "move_many_to_dead_letters", "replay", "purge_dead_letters", "discard_dead_letters"),
     *("publish_delayed", "stage_delayed", "stage", "publish_staged", "last_version", "forget_writer"),
     *("delayed", "cancel_delayed", "seal", "drop_staged", "writers", "stages"),
