@@ -189,7 +189,8 @@ class Partition:
             room = max(self.options.segment_bytes - segment.size, 1)
             taken = _fitting(batches, room)
             joined = join(taken, self.options.joined_bytes_max, compress=self.options.compress, keyring=self._keyring)
-            size = segment.append(joined)
+            # The journal is on the same disk, and its syncs would wait for a checkpoint that writes all of the tail at once.
+            size = segment.append(joined, start_sync=True)
             with self.lock:
                 segment.extend(joined, size)
                 del self.tail[: len(taken)]

@@ -254,7 +254,7 @@ class Segment:
     def append(self, batches: list[Built], *, start_sync: bool = False) -> int:
         """Write batches after the last one. Returns the new size, which the caller then publishes with `extend`.
 
-        `start_sync`: the disk writes the first batches while the others are copied, because the caller syncs the segment next.
+        `start_sync`: the disk writes the first batches while the others are copied. A later sync has less to do.
         """
         file = self.file()
         self._change()
