@@ -438,7 +438,9 @@ class StoredBatch:
             content = self._plain[begin + start * size : begin + stop * size]
             items = [content] if stop - start == 1 else equal_items(content, size, stop - start)
         else:
-            content = self._plain[begin + all_ends[start] : begin + all_ends[stop]]
+            # A compiled slice of bytes does not bound its ends, and those of a damaged batch may be anywhere.
+            upper = min(begin + all_ends[stop], len(self._plain))
+            content = self._plain[min(begin + all_ends[start], upper) : upper]
             items = [content] if stop - start == 1 else slices(all_ends[start : stop + 1], content)
         if nulls and self.header.flags & nulls:
             blank_nulls(items, self._column(nulls), self.start)
