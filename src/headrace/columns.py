@@ -19,9 +19,12 @@ from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from headrace.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
 
 Headers: TypeAlias = tuple[tuple[str, bytes], ...]
 """Ordered pairs of name and value. A name may repeat."""
@@ -40,17 +43,26 @@ assert array("I").itemsize == 4 and array("q").itemsize == 8
 
 
 class Column:
-    """A checked binary column. It owns its buffers, so the caller may reuse the ones it passed."""
+    """A checked binary column. It owns its buffers, so the caller may reuse the ones it passed, unless they are `is_checked`."""
 
-    __slots__ = ("data", "offsets", "validity")
+    __slots__ = ("content", "offsets", "validity")
 
     offsets: bytes
-    data: bytes
+    content: SizedBuffer
+    """The items end to end, as `data` returns them, or a read-only buffer of another library with the same bytes."""
     validity: bytes | None
 
-    def __init__(self, offsets: Buffer, data: Buffer, validity: Buffer | None = None) -> None:
-        """`offsets` defines the number of items. `data` and `validity` may be longer than needed. Raises `InvalidRequest`."""
+    def __init__(self, offsets: Buffer, data: SizedBuffer, validity: Buffer | None = None, *, is_checked: bool = False) -> None:
+        """`offsets` defines the number of items. `data` and `validity` may be longer than needed. Raises `InvalidRequest`.
+
+        `is_checked`: another library has checked the same rules, and `data` never changes; it is then not copied.
+        """
         self.offsets = bytes(offsets)
+        if is_checked:
+            ends = memoryview(self.offsets).cast("I")
+            assert ends[0] == 0 and ends[-1] == len(data), "the items are the whole of the data"
+            self.content, self.validity = data, None if validity is None else bytes(validity)
+            return
         if len(self.offsets) % 4 or len(self.offsets) < 8:
             raise InvalidRequest(f"column offsets: expected a multiple of 4 bytes and at least 8, got {len(self.offsets)}")
         ends = memoryview(self.offsets).cast("I")
@@ -60,7 +72,7 @@ class Column:
         content = memoryview(data).cast("B")
         if len(content) < size:
             raise InvalidRequest(f"column data: expected {size} bytes, got {len(content)}")
-        self.data = data if isinstance(data, bytes) and len(data) == size else bytes(content[:size])
+        self.content = data if isinstance(data, bytes) and len(data) == size else bytes(content[:size])
         self.validity = None if validity is None else _valid_bits(memoryview(validity).cast("B"), len(ends) - 1)
 
     @classmethod
@@ -69,6 +81,14 @@ class Column:
 
     def __len__(self) -> int:
         return len(self.offsets) // 4 - 1
+
+    @property
+    def data(self) -> bytes:
+        """The items end to end. A buffer of another library is copied at the first use."""
+        content = self.content
+        if not isinstance(content, bytes):
+            content = self.content = bytes(content)
+        return content
 
     def items(self) -> list[bytes | None]:
         found = slices(memoryview(self.offsets).cast("I"), self.data)

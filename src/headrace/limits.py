@@ -245,8 +245,9 @@ FLIGHT_READ_ROWS_MAX: Final = 1 << 20
 """Rows of one record batch that is read, even if the reader asks for more."""
 FLIGHT_BATCH_BYTES_TARGET: Final = 16 * MIB
 """Keys and values of one record batch that is sent; a single larger record is sent alone."""
-FLIGHT_READ_AHEAD_BYTES: Final = 4 * MIB - 64 * KIB
-"""Read-ahead from the log while earlier batches are being sent. A reader holds about twice this."""
+FLIGHT_READ_AHEAD_BYTES: Final = 4 * BATCH_BYTES_TARGET
+"""Read-ahead from the log while earlier batches are being sent. A reader holds about twice this. Batches of a topic that was filled in
+bulk have up to the target size, so that none of them is cut."""
 FLIGHT_IN_FLIGHT_BYTES_MAX: Final = 16 * MIB
 """Bytes of one put that are not yet on disk. Above this the server stops reading from its connection."""
 FLIGHT_IN_FLIGHT_BYTES_MIN: Final = 4 * MIB

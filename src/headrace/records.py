@@ -149,7 +149,7 @@ class ColumnBatch:
         self.values = values
         self.keys = keys
         self.headers = headers
-        self.size_bytes = len(values.data) + (0 if keys is None else len(keys.data))
+        self.size_bytes = len(values.content) + (0 if keys is None else len(keys.content))
         """Size of keys and values, the unit of limits and windows."""
         self._check_sizes(count)
         self.timestamps = None if timestamps is None else _times(timestamps, count)
@@ -162,7 +162,7 @@ class ColumnBatch:
             raise LimitExceeded(f"batch of {count} records exceeds the limit of {BATCH_RECORDS_MAX} records")
         # An item is never larger than its column, so only large columns need a check of each item.
         for column, bytes_max in ((self.values, VALUE_BYTES_MAX), (self.keys, KEY_BYTES_MAX)):
-            if column is not None and len(column.data) > bytes_max and (largest := column.largest) > bytes_max:
+            if column is not None and len(column.content) > bytes_max and (largest := column.largest) > bytes_max:
                 raise RecordTooLarge(size_bytes=largest, bytes_max=bytes_max)
         size = self.size_bytes
         if self.headers is not None:
@@ -171,7 +171,7 @@ class ColumnBatch:
             for blob in set(self.headers.items()):
                 if blob:
                     check_headers(checked_headers(blob))
-            size += len(self.headers.data)
+            size += len(self.headers.content)
         if size > BATCH_BYTES_TARGET and count > 1:
             raise LimitExceeded(f"batch of {count} records and {size} bytes exceeds the limit of {BATCH_BYTES_TARGET} bytes")
 

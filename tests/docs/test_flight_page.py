@@ -9,7 +9,7 @@ import pytest
 
 from headrace import limits
 from headrace.flight import request
-from headrace.limits import KIB, MIB
+from headrace.limits import MIB
 from tests.server.process import BrokerProcess
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "flight.md").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def test_every_action_and_every_column_is_on_the_page() -> None:
 
 
 def test_the_numbers_of_the_page_are_the_limits() -> None:
-    assert limits.FLIGHT_READ_AHEAD_BYTES + 64 * KIB == 4 * MIB
+    assert limits.FLIGHT_READ_AHEAD_BYTES == 4 * MIB
     assert limits.FLIGHT_IN_FLIGHT_BYTES_MAX == 16 * MIB
     assert (limits.FLIGHT_CALLS_MAX, limits.FLIGHT_WAITS_MAX) == (128, 96)
     assert limits.FLIGHT_BATCH_BYTES_TARGET == 16 * MIB

@@ -98,6 +98,13 @@ def test_a_stop_leaves_out_what_is_at_or_behind_it(found: list[Batch], distance:
     assert kept == [offset for batch in found for offset in batch.offsets() if offset < stop]
 
 
+def test_a_large_batch_is_not_copied_to_join_a_small_one() -> None:
+    small, large = (StoredBatch.parse(encode(1, base, RecordBatch([bytes(1_000)] * count), now=7)) for base, count in ((0, 9), (9, 2_000)))
+    out = sent(ArrowBatches(("value",), 10_000), [small, large])
+    assert [batch.num_rows for batch, _ in out] == [9, 2_000]
+    assert out[1][0].column("value").buffers()[2].address == pa.py_buffer(large.value_buffers()[1]).address
+
+
 def test_values_are_not_copied() -> None:
     batch = StoredBatch.parse(encode(1, 0, RecordBatch([bytes(1_000)] * 2_000), now=7))
     ((out, _),) = sent(ArrowBatches(("value",), 10_000), [batch])

@@ -14,8 +14,10 @@ from headrace.broker.publishing.partitioner import partition_of
 from headrace.errors import InvalidRequest, RecordTooLarge
 from headrace.flight.request import HEADERS
 from headrace.flight.writing import Splitter, Target
-from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, KEY_BYTES_MAX
+from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, FLIGHT_IN_FLIGHT_BYTES_MAX, KEY_BYTES_MAX
 from headrace.records import RecordBatch
+from headrace.storage.batch import StoredBatch
+from headrace.storage.encoding import build, build_large
 from tests.flight.harness import values
 
 PARTITIONS = {"a": 1, "b": 4}
@@ -96,6 +98,34 @@ def test_a_piece_is_a_batch(size: int) -> None:
     assert all(chunk.batch.size_bytes <= BATCH_BYTES_TARGET or len(chunk.batch) == 1 for chunk in chunks)
     if size <= BATCH_BYTES_TARGET:
         assert all(chunk.batch.size_bytes > BATCH_BYTES_TARGET - size for chunk in chunks[:-1]), "no smaller than it must be"
+
+
+def test_a_large_append_is_written_from_the_buffers_of_arrow() -> None:
+    batch = values(*[bytes([number]) * 100_000 for number in range(20)])
+    begin = batch.column(0).buffers()[2].address
+    for chunk in Splitter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).chunks(batch):
+        content: Any = chunk.batch.values.content
+        assert content.address == begin
+        begin += len(content)
+        _, parts = build_large(7, 0, chunk.batch, now=5)
+        assert any(part is content for part in parts) and chunk.batch.values.content is content
+        stored = StoredBatch.parse(b"".join(parts)).record_batch()
+        assert stored.values == chunk.batch.record_batch().values
+
+
+def test_a_batch_that_stays_in_memory_does_not_keep_the_buffers_of_arrow() -> None:
+    batch = values(b"x" * 100_000)
+    (chunk,) = Splitter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).chunks(batch)
+    _, parts = build(7, 0, chunk.batch, now=5)
+    assert all(isinstance(part, bytes) for part in parts) and isinstance(chunk.batch.values.content, bytes)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_chunks_keep_a_record_batch_in_memory_up_to_the_size_of_the_window(more: int) -> None:
+    size = FLIGHT_IN_FLIGHT_BYTES_MAX // 16
+    batch = values(*[bytes(size)] * 15, bytes(size + more))
+    chunks = list(Splitter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).chunks(batch))
+    assert {isinstance(chunk.batch.values.content, bytes) for chunk in chunks} == {bool(more)}
 
 
 def test_empty_values_are_cut_by_their_number() -> None:

@@ -13,7 +13,7 @@ from headrace.limits import BATCH_BYTES_MAX
 from headrace.records import Headers, RecordBatch
 from headrace.storage.batch import HEADER_BYTES, StoredBatch, parse_header
 from headrace.storage.crypt import Keyring, WrongKey
-from headrace.storage.encoding import encode
+from headrace.storage.encoding import SingleBuilder, build_plain, encode
 
 Item = TypeVar("Item")
 KEY = bytes(range(32))
@@ -192,3 +192,14 @@ def test_tombstones_among_values_of_one_size_are_none() -> None:
         batch.open()
         part = batch.part(2, 1_000, 3)
         assert part is not None and part.values() == each[2:5] and part.value_size is None
+
+
+@pytest.mark.parametrize("sizes", [range(40), [100, 100, 7, 100, 0, 0, 65_400, 65_424, 65_425, 65_440, 70_000, 3]])
+def test_batches_of_one_value_are_the_same_bytes_whatever_was_built_before(sizes: list[int]) -> None:
+    builder = SingleBuilder(1_700_000_000_000)
+    for number, size in enumerate(sizes):
+        log, offset, value = number * 1_000_003, number << 40, bytes(range(256)) * 300
+        found, expected = builder.build(log, offset, value[:size]), build_plain(log, offset, [value[:size]], 1_700_000_000_000)
+        assert (found[0], b"".join(found[1])) == (expected[0], b"".join(expected[1]))
+        batch = StoredBatch.parse(b"".join(found[1]))
+        assert (batch.header, list(batch.values())) == (found[0], [value[:size]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX
 from headrace.records import Column, ColumnBatch, RecordBatch
 from headrace.storage import batch as batch_format
-from headrace.storage.batch import StoredBatch
-from headrace.storage.encoding import build, encode
+from headrace.storage.batch import REFERENCED, StoredBatch
+from headrace.storage.encoding import build, build_large, encode
 from tests.storage.test_batch import FULL, batches, keyring
 
 
@@ -27,6 +28,25 @@ def test_both_kinds_of_run_make_the_same_batch(record_batch: RecordBatch, compre
     (header, parts), (header_of_columns, parts_of_columns) = made
     assert b"".join(parts) == b"".join(parts_of_columns)
     assert header == header_of_columns == StoredBatch.parse(b"".join(parts), keyring=keyring()).header
+
+
+@given(batches(), st.booleans(), st.booleans())
+def test_a_large_append_differs_only_in_its_mark(record_batch: RecordBatch, compress: bool, encrypt: bool) -> None:
+    stored = [
+        StoredBatch.parse(
+            b"".join(build_large(7, 1000, one, now=5, compress=compress, keyring=keyring() if encrypt else None)[1]), keyring=keyring()
+        )
+        for one in (record_batch, ColumnBatch.of(record_batch))
+    ]
+    assert stored[0].encoded == stored[1].encoded
+    assert stored[0].header.flags & REFERENCED
+    plain = StoredBatch.parse(encode(7, 1000, record_batch, now=5, compress=compress))
+    assert stored[0].record_batch() == plain.record_batch()
+
+
+def test_a_checked_column_must_be_the_whole_of_its_data() -> None:
+    with pytest.raises(AssertionError, match="the whole of the data"):
+        Column(array("I", [0, 3]).tobytes(), b"four", is_checked=True)
 
 
 @given(batches(), st.booleans())

@@ -85,7 +85,20 @@ def test_batches_are_joined_up_to_a_size_and_large_ones_stay_as_they_are() -> No
     assert contents(joined) == contents(batches)
     assert all(header.raw_size <= 2_400 for header, _ in joined if header.count > 1)
     assert [header.count for header, _ in joined] == [21, 21, 8, 1, 3]
-    assert joined[3] is batches[50]
+    # A compiled function returns another tuple of the same objects.
+    assert all(kept is given for kept, given in zip(joined[3], batches[50], strict=True))
+
+
+@pytest.mark.parametrize("bytes_max", [0, 100, 127, 128, 200, 255, 256, 1 << 20])
+@pytest.mark.parametrize("count", [2, 16])
+@pytest.mark.parametrize("gap_at", [0, 1])
+def test_batches_of_one_kind_are_joined_as_far_as_each_may_be(bytes_max: int, count: int, gap_at: int) -> None:
+    batches = [build(7, offset + (gap_at and offset >= gap_at), RecordBatch([bytes(8)]), now=0) for offset in range(count)]
+    joined = [header.count for header, _ in join(batches, bytes_max, compress=False, keyring=None)]
+    room = min(bytes_max // 16, count) if bytes_max >= 8 * 16 else 1
+    tail = count - gap_at
+    full, rest = divmod(tail, min(room, tail))
+    assert joined == [1] * gap_at + [min(room, tail)] * full + [rest] * bool(rest)
 
 
 def test_without_a_size_nothing_is_joined() -> None:

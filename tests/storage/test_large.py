@@ -7,7 +7,6 @@ import errno
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from google_crc32c import value as crc32c
@@ -263,9 +262,9 @@ class Gate:
             raise self.failure
 
 
-class GatedFiles(DiskFiles):
-    def __init__(self, root: Path, gate: Gate) -> None:
-        super().__init__(root)
+class GatedFiles(SimulatedFiles):
+    def __init__(self, gate: Gate) -> None:
+        super().__init__()
         self._gate = gate
 
     def make_dir(self, *directories: str) -> None:
@@ -284,9 +283,9 @@ def gate() -> Gate:
 
 
 @pytest.fixture
-def gated(tmp_path: Path, gate: Gate) -> Iterator[Store]:
+def gated(gate: Gate) -> Iterator[Store]:
     """A store with threads, two logs, and a large append to the first whose segment is being synced."""
-    store = Store.open(GatedFiles(tmp_path, gate), OPTIONS)
+    store = Store.open(GatedFiles(gate), OPTIONS)
     for _ in range(2):
         store.create_log(LogOptions())
     yield store

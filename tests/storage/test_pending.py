@@ -48,6 +48,20 @@ def test_logs_of_every_kind_keep_the_order_of_one_flush_over_a_crash() -> None:
             assert contents(again, log) == ([(None, b"0")] if index == 0 else []) + records
 
 
+def test_one_append_of_a_record_to_each_log_is_kept_over_a_crash_with_what_shares_its_flush() -> None:
+    files, options = SimulatedFiles(), StoreOptions(journal_bytes=SMALL.journal_bytes, headroom_bytes=0, key=KEY)
+    store = opened(files, options)
+    logs = [store.create_log(kind) for kind in KINDS]
+    single = [RecordBatch([b"1"]), RecordBatch([b"1"], [b"k"]), RecordBatch([None]), RecordBatch([b"1"], expiries=[5])]
+    outcome = staged(store, *[(log, batch) for batch in single for log in logs])
+    put_each(store, logs, [b"2"] * 4)
+    assert store.flush() and not store.flush()
+    assert len(outcome) == 1
+    for again in (store, opened(crashed(files), options)):
+        for log in logs:
+            assert contents(again, log) == [(None, b"1"), (b"k", b"1"), (None, None), (None, b"1"), (None, b"2")]
+
+
 @pytest.mark.parametrize("sizes", [[BATCH_BYTES_TARGET + 1], [BATCH_BYTES_TARGET // 2 + 1] * 3])
 def test_records_beyond_the_size_of_a_batch_are_several_batches(sizes: list[int]) -> None:
     store = opened(SimulatedFiles(), StoreOptions(headroom_bytes=0))

@@ -19,9 +19,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from types import FrameType
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.storage.files import DirectoryLocked, File, NotCached
+
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
 
 ROOM_BYTES: Final = 1 << 40
 """Default size of the simulated disk."""
@@ -125,7 +128,7 @@ class SimulatedFile:
             found = self._inode.read(position, size_bytes)
         return found if fault is None else found[: fault.kept_bytes]
 
-    def write_at(self, position: int, buffers: list[bytes]) -> None:
+    def write_at(self, position: int, buffers: Sequence[SizedBuffer]) -> None:
         self._usable(writing=True)
         data = b"".join(buffers)
         try:

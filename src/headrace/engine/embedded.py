@@ -98,6 +98,9 @@ class EmbeddedEngine:
         """Of all topics that are not internal."""
         self._places: dict[tuple[str, int], tuple[int, Ack]] = {}
         """Log and ack level by topic and partition. Cleared when a topic changes."""
+        self._logs: dict[tuple[str, int], int] = {}
+        self._acks: set[Ack] = set()
+        """The logs of `_places`, and all its ack levels."""
         self._readable: dict[tuple[str, int], Partition] = {}
         """Partitions that `read_now` has read, by topic and partition. Cleared when a topic changes."""
         self.ownership = Ownership()
@@ -282,6 +285,8 @@ class EmbeddedEngine:
 
     def _forget_places(self) -> None:
         self._places.clear()
+        self._logs.clear()
+        self._acks.clear()
         self._readable.clear()
 
     def _entry(self, name: str) -> Entry:
@@ -340,19 +345,22 @@ class EmbeddedEngine:
 
     def _place(self, place: tuple[str, int]) -> tuple[int, Ack]:
         """Return log and ack level, and keep them until a topic changes."""
-        found = self._places[place] = (self._log(*place), self._entry(place[0]).topic.config.ack)
+        log, ack = found = self._places[place] = (self._log(*place), self._entry(place[0]).topic.config.ack)
+        self._logs[place] = log
+        self._acks.add(ack)
         return found
 
     def append_each(
         self, places: Sequence[tuple[str, int]], values: Sequence[bytes], keys: Sequence[bytes | None] | None = None
     ) -> asyncio.Future[AppendedEach]:
-        size_bytes, known = check_batch(RecordBatch(values, keys)), self._places
+        size_bytes, known = check_batch(RecordBatch(values, keys)), self._logs
         try:
-            logs, acks = zip(*map(known.__getitem__, places), strict=True)
+            logs = list(map(known.__getitem__, places))
         except KeyError:
             for place in set(places) - known.keys():
                 self._place(place)
-            logs, acks = zip(*map(known.__getitem__, places), strict=True)
+            logs = list(map(known.__getitem__, places))
+        acks = self._acks if len(self._acks) == 1 else {self._places[place][1] for place in places}
         assert self._loop is not None
         future: asyncio.Future[AppendedEach] = self._loop.create_future()
 

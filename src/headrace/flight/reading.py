@@ -59,7 +59,8 @@ class ArrowBatches:
         rows = chunk.num_rows
         if not rows:
             return
-        if self._pending_rows + rows > self._rows_max or self._pending_bytes + size_bytes > self._bytes_max:
+        is_large = size_bytes >= _JOIN_BYTES
+        if is_large or self._pending_rows + rows > self._rows_max or self._pending_bytes + size_bytes > self._bytes_max:
             yield from self.flush()
         self._pending.append(chunk)
         self._pending_rows += rows

@@ -22,7 +22,14 @@ from headrace.errors import InvalidRequest, LimitExceeded, RecordTooLarge, Unkno
 from headrace.flight.arrays import Binary, Int64s, as_binary, cast, checked, fnv1a, header_blobs, texts_as_bytes
 from headrace.flight.put_schema import check_put_schema, column_names
 from headrace.flight.request import HEADERS
-from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, FLIGHT_PUT_ROWS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from headrace.limits import (
+    BATCH_BYTES_TARGET,
+    BATCH_RECORDS_MAX,
+    FLIGHT_IN_FLIGHT_BYTES_MAX,
+    FLIGHT_PUT_ROWS_MAX,
+    KEY_BYTES_MAX,
+    VALUE_BYTES_MAX,
+)
 from headrace.records import Column, ColumnBatch
 
 _STORED: Final = ("key", "value", "headers", "timestamp")
@@ -187,6 +194,8 @@ def _split(topic: str, partition: int, rows: dict[str, pa.Array]) -> Iterator[Ch
     headers = header_blobs(rows["headers"]) if "headers" in rows else None
     times: Int64s | None = rows["timestamp"].to_numpy() if "timestamp" in rows else None
     _check_sizes(values, VALUE_BYTES_MAX)
+    # Chunks that are not copied keep the whole record batch in memory until they are written.
+    in_place = len(values.content) <= FLIGHT_IN_FLIGHT_BYTES_MAX
     total: Int64s = values.ends - values.ends[0]
     for column in (keys, headers):
         if column is not None:
@@ -198,7 +207,7 @@ def _split(topic: str, partition: int, rows: dict[str, pa.Array]) -> Iterator[Ch
         stop = int(np.searchsorted(total, total[start] + BATCH_BYTES_TARGET, "right")) - 1
         stop = min(max(stop, start + 1), start + BATCH_RECORDS_MAX, count)
         record_batch = ColumnBatch(
-            _column(values, start, stop),
+            _column(values, start, stop, in_place=in_place),
             None if keys is None else _column(keys, start, stop),
             None if headers is None else _column(headers, start, stop),
             None if times is None else times[start:stop].tobytes(),
@@ -212,8 +221,10 @@ def _check_sizes(column: Binary, bytes_max: int) -> None:
         raise RecordTooLarge(size_bytes=largest, bytes_max=bytes_max)
 
 
-def _column(column: Binary, start: int, stop: int) -> Column:
+def _column(column: Binary, start: int, stop: int, *, in_place: bool = False) -> Column:
+    """Return some items. `checked` has validated them, and Arrow never changes a buffer."""
     begin, end = int(column.ends[start]), int(column.ends[stop])
     offsets = (column.ends[start : stop + 1] - begin).astype(np.uint32)
     validity = None if column.valid is None else np.packbits(column.valid[start:stop], bitorder="little").tobytes()
-    return Column(offsets.tobytes(), column.content[begin:end].tobytes(), validity)
+    content = column.content[begin:end]
+    return Column(offsets.tobytes(), pa.py_buffer(content) if in_place else content.tobytes(), validity, is_checked=True)

@@ -38,19 +38,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import implementation as crc32c_implementation
 from google_crc32c import value as crc32c
 
 from headrace.columns import EQUAL_SIZE_MAX, Column, blank_nulls, common_size, decode_headers, equal_items, slices
-from headrace.compiled import mypyc_attr
 from headrace.errors import CorruptData
 from headrace.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from headrace.records import NEVER, ColumnBatch, Headers, Record, RecordBatch
 from headrace.storage import zstd
 from headrace.storage.crypt import Keyring
+
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
 
 CHECKSUMS_IN_C: Final = crc32c_implementation == "c"
 """False if the extension module of the library is missing; a checksum of one megabyte then takes a second."""
@@ -81,8 +83,7 @@ assert _HEADER.size == HEADER_BYTES, "the drawing says 72"
 _U32 = struct.Struct("<I")
 
 
-@mypyc_attr(acyclic=True)
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class BatchHeader:
     """Parsed batch header. Not frozen: a frozen instance takes three times as long to create."""
 
@@ -97,6 +98,25 @@ class BatchHeader:
     min_timestamp: int
     max_timestamp: int
     nonce: bytes
+
+    # Written out, because mypyc does not compile a generated constructor, and a flush to thousands of logs creates thousands of headers.
+    def __init__(
+        self,
+        crc: int,
+        size: int,
+        flags: int,
+        log: int,
+        count: int,
+        base_offset: int,
+        span: int,
+        raw_size: int,
+        min_timestamp: int,
+        max_timestamp: int,
+        nonce: bytes,
+    ) -> None:
+        self.crc, self.size, self.flags, self.log, self.count = crc, size, flags, log, count
+        self.base_offset, self.span, self.raw_size = base_offset, span, raw_size
+        self.min_timestamp, self.max_timestamp, self.nonce = min_timestamp, max_timestamp, nonce
 
     @property
     def next_offset(self) -> int:
@@ -123,6 +143,8 @@ class BatchHeader:
 
 Built: TypeAlias = tuple[BatchHeader, tuple[bytes, ...]]
 """Encoded batch: its header, and the parts of the whole batch to be written one after the other."""
+BuiltInPlace: TypeAlias = "tuple[BatchHeader, tuple[SizedBuffer, ...]]"
+"""The same of a batch that is only written: its parts may be buffers of other libraries. Every `Built` is one."""
 
 
 def _damage(where: str, what: str) -> CorruptData:
@@ -189,6 +211,15 @@ class StoredBatch:
             raise _damage(where, f"batch of {header.size} bytes is truncated after {len(buffer) - position}")
         front = bytes(buffer[position : position + HEADER_BYTES])
         stored = bytes(buffer[position + HEADER_BYTES : position + header.size])
+        return cls.of_parts(header, front, stored, where=where, keyring=keyring, verify=verify)
+
+    @classmethod
+    def of_parts(
+        cls, header: BatchHeader, front: bytes, stored: bytes, *, where: str = "batch", keyring: Keyring | None = None, verify: bool = True
+    ) -> StoredBatch:
+        """Return the batch of these encoded parts, the header and what follows it, without a copy, and verify its checksum."""
+        if HEADER_BYTES + len(stored) != header.size:
+            raise _damage(where, f"batch of {header.size} bytes is truncated after {HEADER_BYTES + len(stored)}")
         if verify and crc32c_extend(crc32c(front[8:]), stored) != header.crc:
             raise _damage(where, f"checksum of the batch at offset {header.base_offset} does not match")
         return cls(header, front, stored, keyring)

@@ -6,7 +6,7 @@ import struct
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c
@@ -32,14 +32,23 @@ from headrace.storage.batch import (
     VERSION,
     BatchHeader,
     Built,
+    BuiltInPlace,
 )
 from headrace.storage.crypt import NONCE_BYTES, TAG_BYTES, Keyring
+
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
 
 _COVERED = struct.Struct("<IHHIIQIIqq12sI")
 assert _COVERED.size == HEADER_BYTES - 8, "the checksum covers the rest of the header"
 _U32 = struct.Struct("<I")
 _SINGLE = struct.Struct("<IHHIIQIIqq12sIII")
 assert _SINGLE.size == _COVERED.size + 8, "the covered part of the header, and the offsets array of one record"
+_PLACE = struct.Struct("<IIQ")
+"""Log, count and base offset."""
+_PLACE_AT: Final = 8
+assert struct.calcsize("<IHH") == _PLACE_AT, "size, version and flags are before the log"
+_MAGIC_CRC = struct.Struct("<4sI")
 _NO_NONCE: Final = bytes(NONCE_BYTES)
 _PARTS_FROM_BYTES: Final = 64 * KIB
 """From this size on, the parts of a batch are written separately: copying them costs more than a few entries of a write vector."""
@@ -71,15 +80,34 @@ def build(
     keyring: Keyring | None = None,
     deltas: Sequence[int] | None = None,
     span: int | None = None,
-    referenced: bool = False,
 ) -> Built:
     """Encode one batch as parts, and return them with the parsed header."""
-    marked = REFERENCED if referenced else 0
+    return cast("Built", _build(log, base_offset, batch, now, 0, compress, keyring, deltas, span))
+
+
+def build_large(
+    log: int, base_offset: int, batch: AnyBatch, *, now: int, compress: bool = False, keyring: Keyring | None = None
+) -> BuiltInPlace:
+    """Encode a batch of a large append as parts, marked as such. Columns are not copied, unless they are compressed or encrypted."""
+    return _build(log, base_offset, batch, now, REFERENCED, compress, keyring, None, None)
+
+
+def _build(
+    log: int,
+    base_offset: int,
+    batch: AnyBatch,
+    now: int,
+    marked: int,
+    compress: bool,
+    keyring: Keyring | None,
+    deltas: Sequence[int] | None,
+    span: int | None,
+) -> BuiltInPlace:
     count = len(batch.values)
     assert count > 0, "a batch has at least one record"
-    columns: list[bytes] = []
+    columns: list[SizedBuffer] = []
     if isinstance(batch, ColumnBatch):
-        flags, low, high = _put_buffers(columns, batch, now)
+        flags, low, high = _put_buffers(columns, batch, now, in_place=marked != 0)
     else:
         if not (compress or keyring or deltas or batch.keys or batch.headers or batch.timestamps or batch.expiries):
             try:
@@ -97,15 +125,16 @@ def seal_columns(
     log: int,
     base_offset: int,
     count: int,
-    columns: list[bytes],
+    columns: list[SizedBuffer],
     flags: int,
     times: tuple[int, int],
     *,
     compress: bool,
     keyring: Keyring | None,
     span: int | None = None,
-) -> Built:
-    """Compress, encrypt and checksum the columns of one batch. `times` are its lowest and highest timestamp."""
+) -> BuiltInPlace:
+    """Compress, encrypt and checksum the columns of one batch. `times` are its lowest and highest timestamp. If all columns are bytes, the
+    result is a `Built`."""
     raw_size = sum(map(len, columns))
     if compress:
         squeezed = zstd.compress(b"".join(columns))
@@ -154,7 +183,41 @@ def build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int, f
     return header, (MAGIC + _U32.pack(crc) + front, *parts)
 
 
-def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> tuple[bytes, ...]:
+class SingleBuilder:
+    """Builds batches that hold one value. What they have in common is encoded once, as long as the values have the same size."""
+
+    __slots__ = ("_front", "_middle", "_now", "_padding", "_raw_size", "_size", "_value_bytes")
+
+    def __init__(self, now: int) -> None:
+        self._now = now
+        self._value_bytes = -1
+        """Size of the last value, which the following attributes are valid for."""
+        self._front = self._middle = self._padding = b""
+        """Encoded fields before the log, after the base offset, and after the value."""
+        self._size = self._raw_size = 0
+
+    def build(self, log: int, base_offset: int, value: bytes) -> Built:
+        length = len(value)
+        if length != self._value_bytes:
+            if HEADER_BYTES + 2 * ALIGN + length >= _PARTS_FROM_BYTES:
+                return build_plain(log, base_offset, [value], self._now)
+            self._prepare(length)
+        now = self._now
+        covered = b"".join((self._front, _PLACE.pack(log, 1, base_offset), self._middle, value, self._padding))
+        crc = crc32c(covered)
+        header = BatchHeader(crc, self._size, 0, log, 1, base_offset, 1, self._raw_size, now, now, _NO_NONCE)
+        return header, (_MAGIC_CRC.pack(MAGIC, crc) + covered,)
+
+    def _prepare(self, length: int) -> None:
+        self._value_bytes = length
+        self._raw_size = 8 + length + -length % ALIGN
+        self._size = HEADER_BYTES + self._raw_size
+        whole = _SINGLE.pack(self._size, VERSION, 0, 0, 1, 0, 1, self._raw_size, self._now, self._now, _NO_NONCE, 0, 0, length)
+        self._front, self._middle = whole[:_PLACE_AT], whole[_PLACE_AT + _PLACE.size :]
+        self._padding = _PADDING[length % ALIGN]
+
+
+def _seal(header: BatchHeader, parts: list[SizedBuffer], keyring: Keyring | None) -> tuple[SizedBuffer, ...]:
     """Return the parts of the finished batch, and set the checksum in `header`."""
     front = header.encode()[8:]
     if keyring is not None:
@@ -169,7 +232,7 @@ def _seal(header: BatchHeader, parts: list[bytes], keyring: Keyring | None) -> t
     return (front, *parts) if header.size >= _PARTS_FROM_BYTES else (b"".join((front, *parts)),)
 
 
-def _put_lists(columns: list[bytes], batch: RecordBatch, now: int) -> tuple[int, int, int]:
+def _put_lists(columns: list[SizedBuffer], batch: RecordBatch, now: int) -> tuple[int, int, int]:
     """Append the columns of a batch. Returns flags, lowest and highest timestamp."""
     flags = put_binary(columns, packed(batch.values), 0, VALUE_NULLS)
     if batch.keys is not None:
@@ -190,13 +253,15 @@ def _put_lists(columns: list[bytes], batch: RecordBatch, now: int) -> tuple[int,
     return flags, low, high
 
 
-def _put_buffers(columns: list[bytes], batch: ColumnBatch, now: int) -> tuple[int, int, int]:
-    """Append the columns of a batch that has them already. The bytes are the same as those of `_put_lists`."""
-    flags = put_binary(columns, (batch.values.offsets, batch.values.data, batch.values.validity), 0, VALUE_NULLS)
-    if batch.keys is not None:
-        flags |= put_binary(columns, (batch.keys.offsets, batch.keys.data, batch.keys.validity), KEYS, KEY_NULLS)
-    if batch.headers is not None:
-        flags |= put_binary(columns, (batch.headers.offsets, batch.headers.data, None), HEADERS, 0)
+def _put_buffers(columns: list[SizedBuffer], batch: ColumnBatch, now: int, *, in_place: bool) -> tuple[int, int, int]:
+    """Append the columns of a batch that has them already. The bytes are the same as those of `_put_lists`. With `in_place`, they may be
+    in buffers of another library."""
+    values, keys, headers = batch.values, batch.keys, batch.headers
+    flags = put_binary(columns, (values.offsets, values.content if in_place else values.data, values.validity), 0, VALUE_NULLS)
+    if keys is not None:
+        flags |= put_binary(columns, (keys.offsets, keys.content if in_place else keys.data, keys.validity), KEYS, KEY_NULLS)
+    if headers is not None:
+        flags |= put_binary(columns, (headers.offsets, headers.content if in_place else headers.data, None), HEADERS, 0)
     low = high = now
     if batch.timestamps is not None:
         low, high = batch.oldest, batch.newest
@@ -211,13 +276,13 @@ def _put_buffers(columns: list[bytes], batch: ColumnBatch, now: int) -> tuple[in
     return flags, low, high
 
 
-def _put(columns: list[bytes], data: bytes) -> None:
+def _put(columns: list[SizedBuffer], data: SizedBuffer) -> None:
     columns.append(data)
     if len(data) % ALIGN:
         columns.append(_PADDING[len(data) % ALIGN])
 
 
-def put_binary(columns: list[bytes], column: tuple[bytes, bytes, bytes | None], flag: int, nulls: int) -> int:
+def put_binary(columns: list[SizedBuffer], column: tuple[bytes, SizedBuffer, bytes | None], flag: int, nulls: int) -> int:
     """Append an offsets array, its data and its validity bits, if any. Returns the flags."""
     offsets, data, validity = column
     _put(columns, offsets)

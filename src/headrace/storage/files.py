@@ -28,10 +28,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from headrace.errors import HeadraceError
 from headrace.limits import KIB, LOG_DESCRIPTORS_RESERVED
+
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
 
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 EXHAUSTED_ERRNOS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM})
@@ -81,7 +84,7 @@ class File(Protocol):
     def read_cached(self, position: int, size_bytes: int) -> memoryview:
         """Read from the page cache, or raise `NotCached`. The result is valid until this thread's next call for any file."""
 
-    def write_at(self, position: int, buffers: list[bytes]) -> None:
+    def write_at(self, position: int, buffers: Sequence[SizedBuffer]) -> None:
         """Write all buffers from `position` on, and continue after short writes."""
 
     def start_sync(self, position: int, size_bytes: int) -> None:
@@ -199,14 +202,14 @@ class DiskFile:
             raise NotCached
         return view[:got]
 
-    def write_at(self, position: int, buffers: list[bytes]) -> None:
+    def write_at(self, position: int, buffers: Sequence[SizedBuffer]) -> None:
         if len(buffers) == 1:
             written = os.pwritev(self._fd, buffers, position)  # as below: the fault tests know this call
             if written == len(buffers[0]):
                 if self._written_bytes < self._reserved_bytes:
                     self._fill(position + written, written)
                 return
-            position, buffers = position + written, [buffers[0][written:]]
+            position, buffers = position + written, [memoryview(buffers[0])[written:]]
         views = [memoryview(buffer) for buffer in buffers if len(buffer)]
         while views:
             written = os.pwritev(self._fd, views[: self._IOV_MAX], position)

@@ -10,7 +10,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, repeat
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
 from headrace.limits import BATCH_RECORDS_MAX
 from headrace.storage.batch import (
@@ -30,6 +30,9 @@ from headrace.storage.batch import (
 from headrace.storage.crypt import Keyring
 from headrace.storage.encoding import put_binary, seal_columns
 
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
+
 _JOINED_MIN: Final = 8
 """A batch is joined if so many of its size fit into a joined one. The header is a small part of a larger batch."""
 _VALUE_AT: Final = HEADER_BYTES + 8
@@ -43,10 +46,19 @@ def join(batches: Sequence[Built], bytes_max: int, *, compress: bool, keyring: K
 
     `keyring` opens encrypted batches. A joined batch is encrypted if its parts are.
     """
-    joined: list[Built] = []
-    for group in _groups(batches, bytes_max):
-        joined.append(group[0] if len(group) == 1 else _join(group, compress, keyring))
-    return joined
+    if len(batches) > 1 and _is_one_group([built[0] for built in batches], bytes_max):
+        return [_join(batches, compress, keyring)]
+    return [group[0] if len(group) == 1 else _join(group, compress, keyring) for group in _groups(batches, bytes_max)]
+
+
+def _is_one_group(headers: Sequence[BatchHeader], bytes_max: int) -> bool:
+    """Return whether all batches become one. The tails of thousands of logs are short, and looking at each column is several times as
+    fast as looking at each batch."""
+    sizes, flags = [header.raw_size for header in headers], {header.flags for header in headers}
+    if sum(sizes) > bytes_max or max(sizes) * _JOINED_MIN > bytes_max or len(flags) > 1 or headers[0].flags & OFFSETS:
+        return False
+    count, span = sum([header.count for header in headers]), sum([header.span for header in headers])
+    return span == count <= BATCH_RECORDS_MAX and headers[-1].next_offset - headers[0].base_offset == span
 
 
 def _groups(batches: Sequence[Built], bytes_max: int) -> Iterator[list[Built]]:
@@ -76,13 +88,14 @@ def _is_small(header: BatchHeader, bytes_max: int) -> bool:
     return header.raw_size * _JOINED_MIN <= bytes_max and not header.flags & OFFSETS and header.span == header.count
 
 
-def _join(group: list[Built], compress: bool, keyring: Keyring | None) -> Built:
-    first, flags = group[0][0], 0
-    for header, _ in group:
-        flags |= header.flags
-    columns: list[bytes] = []
+def _join(group: Sequence[Built], compress: bool, keyring: Keyring | None) -> Built:
+    headers = [header for header, _ in group]
+    first, flags, count = headers[0], 0, sum([header.count for header in headers])
+    for found in {header.flags for header in headers}:
+        flags |= found
+    columns: list[SizedBuffer] = []
     parts: list[StoredBatch] = []
-    if flags == 0 and all(header.count == 1 for header, _ in group):
+    if flags == 0 and count == len(group):
         kept = put_binary(columns, _single_values(group), 0, VALUE_NULLS)
     else:
         parts = [StoredBatch.of_built(built, keyring) for built in group]
@@ -92,29 +105,28 @@ def _join(group: list[Built], compress: bool, keyring: Keyring | None) -> Built:
     if flags & HEADERS:
         offsets, data, _ = _binary(parts, StoredBatch.header_buffers)
         kept |= put_binary(columns, (offsets, data, None), HEADERS, 0)
-    low, high = min(header.min_timestamp for header, _ in group), max(header.max_timestamp for header, _ in group)
+    low, high = min([header.min_timestamp for header in headers]), max([header.max_timestamp for header in headers])
     if low != high:
         kept |= TIMESTAMPS
-        columns.append(b"".join(part.timestamp_buffer() or _same(part.header) for part in parts) if parts else _stamps(group))
+        columns.append(b"".join(part.timestamp_buffer() or _same(part.header) for part in parts) if parts else _stamps(headers))
     if flags & EXPIRIES:
         kept |= EXPIRIES
         columns.append(b"".join(part.expiry_buffer() or bytes(8 * len(part)) for part in parts))
-    count = sum(header.count for header, _ in group)
     sealing = keyring if flags & ENCRYPTED else None
-    return seal_columns(first.log, first.base_offset, count, columns, kept, (low, high), compress=compress, keyring=sealing)
+    sealed = seal_columns(first.log, first.base_offset, count, columns, kept, (low, high), compress=compress, keyring=sealing)
+    return cast("Built", sealed)
 
 
-def _single_values(group: list[Built]) -> tuple[bytes, bytes, None]:
+def _single_values(group: Sequence[Built]) -> tuple[bytes, bytes, None]:
     """Return the column of batches that hold one value and nothing else. This is the common case, and several times as fast."""
-    values = []
-    for _, parts in group:
-        whole = parts[0] if len(parts) == 1 else b"".join(parts)
-        values.append(whole[_VALUE_AT : _VALUE_AT + _VALUE_BYTES.unpack_from(whole, _VALUE_AT - 4)[0]])
+    wholes = [parts[0] if len(parts) == 1 else b"".join(parts) for _, parts in group]
+    unpack = _VALUE_BYTES.unpack_from
+    values = [whole[_VALUE_AT : _VALUE_AT + unpack(whole, _VALUE_AT - 4)[0]] for whole in wholes]
     return array("I", accumulate(map(len, values), initial=0)).tobytes(), b"".join(values), None
 
 
-def _stamps(group: list[Built]) -> bytes:
-    return array("q", [header.min_timestamp for header, _ in group]).tobytes()
+def _stamps(headers: Sequence[BatchHeader]) -> bytes:
+    return array("q", [header.min_timestamp for header in headers]).tobytes()
 
 
 def _same(header: BatchHeader) -> bytes:

@@ -13,12 +13,14 @@ appends to other logs. The writer then commits the frame.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from headrace.storage.batch import Built
+from headrace.storage.batch import BuiltInPlace
+from headrace.storage.batching import chunked
+from headrace.storage.encoding import build_large
 from headrace.storage.files import Files
 from headrace.storage.journal import Reference, SyncFailed
 from headrace.storage.maintenance import Maintenance
@@ -33,7 +35,7 @@ class LargeAppends:
 
     def __init__(self, files: Files, maintenance: Maintenance) -> None:
         self._files, self._maintenance = files, maintenance
-        self._written: list[tuple[Partition, list[Built]]] = []
+        self._written: list[tuple[Partition, Sequence[BuiltInPlace]]] = []
         self._held: ExitStack | None = None
         """Locks of the logs; None while there is none, as in most flushes."""
         self.references: list[Reference] = []
@@ -51,7 +53,7 @@ class LargeAppends:
         self._held.enter_context(ahead.partition.writing)
         ahead.is_large = not ahead.partition.dropped
 
-    def write(self, partition: Partition, batches: list[Built]) -> None:
+    def write(self, partition: Partition, batches: Sequence[BuiltInPlace]) -> None:
         """Write batches after those in the tail. Raises `OSError`."""
         self._maintenance.spill_partition(partition)
         self._written.append((partition, batches))
@@ -81,6 +83,17 @@ class LargeAppends:
         """Remove the batches again, because no frame refers to them."""
         for partition, _ in self._written:
             partition.retract()
+
+
+def built_large(ahead: Pending, now: int, *, small: bool) -> list[BuiltInPlace]:
+    """Build the batches of a large append to one log. `small` as in `chunked`."""
+    partition, offset = ahead.partition, ahead.base_offset
+    batches: list[BuiltInPlace] = []
+    for part in chunked(ahead.batches, now, small=small):
+        batches.append(build_large(partition.id, offset, part, now=now, compress=partition.options.compress, keyring=partition.keyring))
+        offset += len(part.values)
+    assert offset == partition.next, "every record has its assigned offset"
+    return batches
 
 
 class LargeThread(Generic[_T]):

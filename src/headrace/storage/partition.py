@@ -21,7 +21,7 @@ from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
 from headrace.limits import BATCH_JOINED_BYTES_MAX, KIB, MIB, READ_BATCHES_MAX
 from headrace.records import Bounds
 from headrace.storage import batch as batch_format
-from headrace.storage.batch import Built, StoredBatch
+from headrace.storage.batch import BatchHeader, Built, BuiltInPlace, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files, NotCached, is_exhausted
 from headrace.storage.joining import join
@@ -30,6 +30,8 @@ from headrace.storage.opened import OpenedBatches
 from headrace.storage.segment import HEADER_BYTES, Segment, log_directory
 
 _HINTS_MAX = 64
+_ALONE_BYTES_MIN: Final = 128 * KIB
+"""A batch of this size is read alone, smaller ones together."""
 _DAMAGED = -1
 _SPILLED_BATCHES_MAX: Final = 2_048
 """Batches that are joined and written at once. Joining more would keep the event loop waiting for the interpreter."""
@@ -146,7 +148,7 @@ class Partition:
             self.end = self.next
         return size
 
-    def write_large(self, batches: list[Built]) -> Reference:
+    def write_large(self, batches: Sequence[BuiltInPlace]) -> Reference:
         """Write batches to the active segment, for a journal frame that refers to them. Requires `writing`, and that the tail is empty. The
         caller syncs the segment. They are readable after `reveal`; `retract` removes them."""
         assert not self.tail, "the batches of a segment are in order"
@@ -158,7 +160,7 @@ class Partition:
         segment.append(batches, start_sync=True)
         return Reference(self.id, headers_crc(headers), segment.base_offset, segment.size, size, base_offset, headers[-1].next_offset)
 
-    def reveal(self, batches: list[Built]) -> None:
+    def reveal(self, batches: Sequence[BuiltInPlace]) -> None:
         """Make the batches of `write_large` readable."""
         segment = self.segments[-1]
         size = sum(header.size for header, _ in batches)
@@ -249,7 +251,7 @@ class Partition:
         part = self._opened.part(self.id, generation, offset, bytes_max, records_max)
         if part is not None:
             return [part]
-        taken = _Taken(offset, bytes_max, records_max)
+        taken = _Taken(offset, bytes_max, records_max, is_large=bytes_max > _KEPT_READ_BYTES_MAX)
         try:
             while not taken.full and taken.offset < end:
                 opened = self._opened.find(self.id, generation, taken.offset)
@@ -322,9 +324,18 @@ class Partition:
             position = self._indexed_position(segment, offset, cached_only)
         else:
             position = hint
-        size = segment.size
-        want = max(taken.bytes_left + batch_format.HEADER_BYTES, self._batch_bytes, 4096)
+        size, want = segment.size, 0
         while position < size:
+            if not cached_only and self._batch_bytes >= _ALONE_BYTES_MIN:
+                batch = self._large_batch(segment, position, taken, stop)
+                if batch is not None:
+                    taken.take(batch)
+                    position += 0 if taken.rest else batch.header.size
+                if taken.full:
+                    break
+                if batch is not None:
+                    continue
+            want = want or max(taken.bytes_left + batch_format.HEADER_BYTES, self._batch_bytes, 4096)
             file, length = segment.file(), min(want, size - position)
             window = file.read_cached(position, length) if cached_only else file.read_at(position, length)
             consumed, want = self._take_window(segment, window, position, taken, stop)
@@ -342,6 +353,22 @@ class Partition:
             if taken.rest is None:
                 self._remember(segment, taken.offset, position)
         return taken
+
+    def _large_batch(self, segment: Segment, position: int, taken: _Taken, stop: int) -> StoredBatch | None:
+        """Return the batch at `position` if it is large and has records to take. It is read alone: a copy out of a window, and reading the
+        beginning of the next batch twice, cost more than another system call. None also for a damaged batch, which the caller finds in a
+        window, and for one that a large read leaves to the next one."""
+        front = segment.file().read_at(position, batch_format.HEADER_BYTES)
+        try:
+            header = batch_format.parse_header(front, 0, segment.path)
+            if header.size < _ALONE_BYTES_MIN or header.base_offset >= stop or header.next_offset <= taken.offset:
+                return None
+            if taken.leaves(header):
+                taken.full = True
+                return None
+            return segment.read_batch(position, front, header, self._keyring)
+        except CorruptData:
+            return None
 
     def _indexed_position(self, segment: Segment, offset: int, cached_only: bool) -> int:
         """Return the position that the index gives, if the batch there matches. Otherwise the index is wrong and is rebuilt."""
@@ -457,9 +484,9 @@ def _fitting(batches: list[Built], room: int) -> list[Built]:
 class _Taken:
     """Collects batches from an offset on, up to a number of bytes, records or batches."""
 
-    __slots__ = ("batches", "bytes_left", "fresh", "full", "is_onward", "offset", "records_left", "rest")
+    __slots__ = ("batches", "bytes_left", "fresh", "full", "is_large", "is_onward", "offset", "records_left", "rest")
 
-    def __init__(self, offset: int, bytes_max: int, records_max: int, *, is_onward: bool = False) -> None:
+    def __init__(self, offset: int, bytes_max: int, records_max: int, *, is_large: bool, is_onward: bool = False) -> None:
         self.offset = offset
         """Next offset to read."""
         self.bytes_left = bytes_max
@@ -470,12 +497,20 @@ class _Taken:
         self.full = False
         self.rest: StoredBatch | None = None
         """Batch that was taken in part; `offset` lies in it."""
+        self.is_large = is_large
+        """Whether the read ends before a large batch that does not fit, instead of cutting it: the part of it that the next read returns
+        would have to be kept meanwhile."""
         self.is_onward = is_onward
         """Whether earlier records were taken: then even the first one here has to fit."""
 
     def onward(self) -> _Taken:
         """Return a collection with the remaining limits, to be added with `add` or discarded."""
-        return _Taken(self.offset, self.bytes_left, self.records_left, is_onward=self.is_onward or bool(self.batches))
+        is_onward = self.is_onward or bool(self.batches)
+        return _Taken(self.offset, self.bytes_left, self.records_left, is_large=self.is_large, is_onward=is_onward)
+
+    def leaves(self, header: BatchHeader) -> bool:
+        """Return whether this batch is left to the next read. Its values have the size of its body without their offsets."""
+        return self.is_large and (self.is_onward or bool(self.batches)) and header.raw_size - 4 * header.count > self.bytes_left
 
     def add(self, more: _Taken) -> None:
         self.batches += more.batches

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.records import AnyBatch, RecordBatch
 from headrace.storage.batch import Built
 from headrace.storage.batching import fits_one
-from headrace.storage.encoding import build_plain
+from headrace.storage.encoding import SingleBuilder, build_plain
 
 if TYPE_CHECKING:
     from headrace.storage.partition import Partition
@@ -25,22 +25,43 @@ _NO_BATCHES: Final[list[AnyBatch]] = []
 class Pending:
     """Record batches that one flush appends to one log."""
 
-    __slots__ = ("base_offset", "batches", "is_large", "partition", "values")
+    __slots__ = ("base_offset", "batches", "is_large", "partition", "value", "values")
 
-    def __init__(self, partition: Partition, base_offset: int, batches: list[AnyBatch], values: list[bytes] | None = None) -> None:
+    def __init__(self, partition: Partition, base_offset: int, batches: list[AnyBatch], value: bytes | None = None) -> None:
         self.partition = partition
         self.base_offset = base_offset
         self.batches = batches
         self.is_large = False
         """Whether the batches go to the segment first, and the journal only refers to them."""
-        self.values = values
-        """Single records without keys, while there is nothing else: `batches` is then empty."""
+        self.value = value
+        """A single record without key, while there is nothing else."""
+        self.values: list[bytes] | None = None
+        """Several of them, while there is nothing else. `batches` is empty if there are single records."""
+
+    def add_value(self, value: bytes) -> None:
+        """Add a record without key."""
+        if self.value is not None:
+            self.values, self.value = [self.value, value], None
+        elif self.values is not None:
+            self.values.append(value)
+        else:
+            self.batches.append(RecordBatch([value]))
 
     def add(self, batch: AnyBatch) -> None:
-        if self.values is not None:
-            self.batches, self.values = [RecordBatch(self.values), batch], None
+        values = self.values if self.value is None else [self.value]
+        if values is not None:
+            self.batches, self.values, self.value = [RecordBatch(values), batch], None, None
         else:
             self.batches.append(batch)
+
+
+def first_pending(partition: Partition, batch: AnyBatch, single_bytes_max: int) -> Pending:
+    """Return the pending batches of a log that has none yet. A batch of one value of up to `single_bytes_max` is a single record."""
+    if isinstance(batch, RecordBatch) and len(batch.values) == 1 and batch.keys is None and batch.headers is None:
+        value = batch.values[0]
+        if value is not None and len(value) <= single_bytes_max and batch.timestamps is None and batch.expiries is None:
+            return Pending(partition, partition.next, _NO_BATCHES, value)
+    return Pending(partition, partition.next, [batch])
 
 
 def place_each(
@@ -64,16 +85,16 @@ def place_each(
                 continue
             offset = partition.next
             if keys is None:
-                pending[log] = Pending(partition, offset, _NO_BATCHES, [value])
+                pending[log] = Pending(partition, offset, _NO_BATCHES, value)
             else:
                 pending[log] = Pending(partition, offset, [RecordBatch([value], [keys[len(offsets)]])])
         else:
             partition = ahead.partition
             offset = partition.next
-            if keys is None and ahead.values is not None:
-                ahead.values.append(value)
+            if keys is None:
+                ahead.add_value(value)
             else:
-                ahead.add(RecordBatch([value], None if keys is None else [keys[len(offsets)]]))
+                ahead.add(RecordBatch([value], [keys[len(offsets)]]))
         partition.next = offset + 1
         offsets.append(offset)
     return missing
@@ -83,17 +104,24 @@ def build_each(pending: Iterable[Pending], now: int, small: bool, partitions: li
     """Build the batch of each log that gets only values which fit one, neither compressed nor encrypted. Adds the logs and their batches
     to the two lists, and returns the other logs. `small`: the whole flush fits one batch."""
     others: list[Pending] = []
+    single = SingleBuilder(now)
     for ahead in pending:
-        values, partition = ahead.values, ahead.partition
-        if values is None or partition.options.compress or partition.options.encrypt:
+        value, values, partition = ahead.value, ahead.values, ahead.partition
+        options = partition.options
+        if (value is None and values is None) or options.compress or options.encrypt:
             others.append(ahead)
             continue
-        if len(values) > 1 and not fits_one(values, small=small):
-            others.append(ahead)
-            continue
-        assert ahead.base_offset + len(values) == partition.next, "every record has its assigned offset"
+        if value is not None:
+            assert ahead.base_offset + 1 == partition.next, "the record has its assigned offset"
+            built.append(single.build(partition.id, ahead.base_offset, value))
+        else:
+            assert values is not None
+            if not fits_one(values, small=small):
+                others.append(ahead)
+                continue
+            assert ahead.base_offset + len(values) == partition.next, "every record has its assigned offset"
+            built.append(build_plain(partition.id, ahead.base_offset, values, now))
         partitions.append(partition)
-        built.append(build_plain(partition.id, ahead.base_offset, values, now))
     return others
 
 

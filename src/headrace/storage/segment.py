@@ -28,17 +28,20 @@ import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData
 from headrace.records import NEVER
 from headrace.storage import batch as batch_format
-from headrace.storage.batch import BatchHeader, Built, StoredBatch
+from headrace.storage.batch import BatchHeader, BuiltInPlace, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import File, Files
 from headrace.storage.journal import Damage, SyncFailed
+
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
 
 MAGIC: Final = b"HRS\x01"
 INDEX_MAGIC: Final = b"HRI\x01"
@@ -251,7 +254,7 @@ class Segment:
         """Drop the file. It is closed when its last reader is done."""
         self._file = None
 
-    def append(self, batches: list[Built], *, start_sync: bool = False) -> int:
+    def append(self, batches: Sequence[BuiltInPlace], *, start_sync: bool = False) -> int:
         """Write batches after the last one. Returns the new size, which the caller then publishes with `extend`.
 
         `start_sync`: the disk writes the first batches while the others are copied. A later sync has less to do.
@@ -259,7 +262,7 @@ class Segment:
         file = self.file()
         self._change()
         position, waiting_bytes = self.size, 0
-        parts: list[bytes] = []
+        parts: list[SizedBuffer] = []
         for header, more in batches:
             parts += more
             waiting_bytes += header.size
@@ -271,7 +274,7 @@ class Segment:
             file.write_at(position, parts)
         return position + waiting_bytes
 
-    def extend(self, batches: list[Built], size: int) -> None:
+    def extend(self, batches: Sequence[BuiltInPlace], size: int) -> None:
         with self._growing:
             position = self.size
             if self.index is not None:
@@ -411,7 +414,14 @@ class Segment:
 
     def parse(self, window: bytes | memoryview, at: int, header: BatchHeader, keyring: Keyring | None) -> StoredBatch:
         """Return the verified batch at `at`. A batch of another log is damage, even with a valid checksum."""
-        batch = StoredBatch.parse(window, at, header, where=self.path, keyring=keyring)
-        if header.log != self.log:
-            raise CorruptData(f"{self.path}: batch of log {header.log}, expected log {self.log}")
+        return self._own(StoredBatch.parse(window, at, header, where=self.path, keyring=keyring))
+
+    def read_batch(self, position: int, front: bytes, header: BatchHeader, keyring: Keyring | None) -> StoredBatch:
+        """Read and verify the batch at `position`, whose header has been read. Its bytes are not copied once they are in memory."""
+        stored = self.file().read_at(position + len(front), header.size - len(front))
+        return self._own(StoredBatch.of_parts(header, front, stored, where=self.path, keyring=keyring))
+
+    def _own(self, batch: StoredBatch) -> StoredBatch:
+        if batch.header.log != self.log:
+            raise CorruptData(f"{self.path}: batch of log {batch.header.log}, expected log {self.log}")
         return batch

@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
 from headrace.histogram import BYTES, Histogram
-from headrace.limits import BATCH_BYTES_TARGET, LARGE_APPEND_BYTES, MIB, OPENED_BATCHES_BYTES_MAX
+from headrace.limits import BATCH_BYTES_TARGET, KIB, LARGE_APPEND_BYTES, MIB, OPENED_BATCHES_BYTES_MAX
 from headrace.records import Ack, AnyBatch, Appended, AppendedEach, Bounds, ColumnBatch, RecordBatch
 from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.batching import chunked, fits_one, plain_values
@@ -32,15 +32,17 @@ from headrace.storage.encoding import build, build_plain
 from headrace.storage.files import DISK_FULL_ERRNOS, Files, is_exhausted
 from headrace.storage.health import Health
 from headrace.storage.journal import Journal, SyncFailed
-from headrace.storage.large import LargeAppends, LargeThread
+from headrace.storage.large import LargeAppends, LargeThread, built_large
 from headrace.storage.maintenance import Maintenance
 from headrace.storage.opened import OpenedBatches
 from headrace.storage.partition import LogOptions, Partition, StoreContext
-from headrace.storage.pending import Pending, build_each, count_records, place_each, push_each
+from headrace.storage.pending import Pending, build_each, count_records, first_pending, place_each, push_each
 from headrace.storage.recovery import RecoveryReport, recover
 from headrace.storage.staged import AnyStaged, Completion, Done, DoneEach, LateBatch, Placed, Staged, StagedEach, Waiting
 
 STAGED_BYTES_MAX: Final = 512 * MIB
+_SINGLE_BYTES_MAX: Final = 64 * KIB
+"""Size of a value that is built as a single record. It is no large append by itself."""
 
 Deliver: TypeAlias = Callable[[list[Completion], list[int]], None]
 """Called with the completions of one flush and the logs whose end moved."""
@@ -147,6 +149,7 @@ class Store:
         self.deleted = dict(report.deleted)
         """Deleted logs, each with the last journal file that may hold batches of it."""
         self._waiting = Waiting(options.large_bytes)
+        self._single_bytes_max = min(_SINGLE_BYTES_MAX, self._waiting.bulk_bytes_min - 1)
         self._idle = threading.Lock()
         """Taken by the writer, which waits until `_wake` releases it. An event does the same with four times the instructions."""
         self._idle.acquire()
@@ -417,7 +420,7 @@ class Store:
         for log, partition, record_batch in taken:
             ahead = pending.get(log)
             if ahead is None:
-                pending[log] = Pending(partition, partition.next, [record_batch])
+                pending[log] = first_pending(partition, record_batch, self._single_bytes_max)
             else:
                 ahead.add(record_batch)
         for log, end in ends.items():
@@ -489,11 +492,10 @@ class Store:
         for ahead in build_each(pending.values(), now, small, written.partitions, written.batches):
             if ahead.is_large:
                 large.hold(ahead)
-            batches = self._build(ahead, now, small)
             if ahead.is_large:
-                large.write(ahead.partition, batches)
+                large.write(ahead.partition, built_large(ahead, now, small=small))
             else:
-                written.others.append((ahead.partition, batches))
+                written.others.append((ahead.partition, self._build(ahead, now, small)))
         if large.references:
             large.sync()
         return written
@@ -526,16 +528,16 @@ class Store:
         batches: list[Built] = []
         partition, offset = pending.partition, pending.base_offset
         compress, keyring = partition.options.compress, partition.keyring
-        values: Sequence[bytes] | None = pending.values
+        values: Sequence[bytes] | None = pending.values if pending.value is None else [pending.value]
         if values is not None and (compress or keyring is not None or not fits_one(values, small=small)):
             pending.batches, values = [RecordBatch(values)], None
-        if values is None and len(pending.batches) == 1 and not (compress or keyring or pending.is_large):
+        if values is None and len(pending.batches) == 1 and not (compress or keyring):
             values = plain_values(pending.batches[0], small=small)
         if values is not None:
             assert offset + len(values) == partition.next, "every record has its assigned offset"
             return [build_plain(partition.id, offset, values, now)]
         for part in chunked(pending.batches, now, small=small):
-            batches.append(build(partition.id, offset, part, now=now, compress=compress, keyring=keyring, referenced=pending.is_large))
+            batches.append(build(partition.id, offset, part, now=now, compress=compress, keyring=keyring))
             offset += len(part.values)
         assert offset == partition.next, "every record has its assigned offset"
         return batches

@@ -16,7 +16,7 @@ from google_crc32c import value as crc32c
 from headrace.errors import CorruptData, DiskFull
 from headrace.records import Ack
 from headrace.storage import compaction, joining, journal, maintenance, recovery, segment, store
-from headrace.storage.batch import EXPIRIES, KEYS, TIMESTAMPS, Built, StoredBatch
+from headrace.storage.batch import EXPIRIES, KEYS, TIMESTAMPS, Built, BuiltInPlace, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.encoding import build, seal_columns
 from headrace.storage.journal import Frame, Journal, Reference, SyncFailed
@@ -300,7 +300,7 @@ def _(patch: pytest.MonkeyPatch) -> None:
 
 @plant("joined records all get the time of the first")
 def _(patch: pytest.MonkeyPatch) -> None:
-    def without_times(log: int, base: int, count: int, columns: list[bytes], flags: int, *rest: Any, **named: Any) -> Built:
+    def without_times(log: int, base: int, count: int, columns: list[Any], flags: int, *rest: Any, **named: Any) -> BuiltInPlace:
         if flags & TIMESTAMPS and not flags & EXPIRIES:
             columns, flags = columns[:-1], flags & ~TIMESTAMPS
         return seal_columns(log, base, count, columns, flags, *rest, **named)
