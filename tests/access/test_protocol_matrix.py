@@ -127,7 +127,7 @@ FIGG_SERVER = {"attached", "detached", "data", "ack", "acks", "pong"}
 
 
 def test_every_figg_request_has_a_row() -> None:
-    own = inspect.getmembers(figg_wire.encode, lambda found: inspect.isfunction(found) and found.__module__ == figg_wire.encode.__name__)
+    own = inspect.getmembers(figg_wire.encode, lambda found: inspect.isroutine(found) and found.__module__ == figg_wire.encode.__name__)
     said = {name for name, _ in own if not name.startswith("_")}
     assert said == set(FIGG) | FIGG_SERVER
 

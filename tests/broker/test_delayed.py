@@ -8,6 +8,7 @@ import random
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -186,6 +187,36 @@ async def test_thousands_that_are_due_at_once_take_a_turn_of_the_loop_for_each_t
     await _tick(harness, 100)
     assert taken == [(1_000, 1), (1_000, 2), (500, 3)]
     assert len(await harness.values()) == 2_500
+
+
+async def test_messages_that_are_stored_together_come_in_their_order_also_if_some_are_cancelled(harness: Harness) -> None:
+    values = [b"%d" % number for number in range(1_500)]
+    delays = [200 if number % 500 == 499 else 100 for number in range(1_500)]
+    none = [None] * 1_500
+    staged = harness.broker.stage_delayed(ANN, "t", values, delays, none, none)
+    await staged.outcome
+    await turns()
+    alone = await _later(harness, "alone", 100)
+    for number in (0, 1, 700, 998, 1_499):
+        await harness.broker.cancel_delayed(ANN, staged.ids[number])
+    await _tick(harness, 100)
+    left = [number for number in range(1_500) if number not in (0, 1, 700, 998, 1_499)]
+    due = [str(number) for number in left if number % 500 != 499]
+    assert await harness.values() == [*due, "alone"]
+    assert [one.id for one in harness.broker.delayed(ANN)] == [staged.ids[499], staged.ids[999]] and alone
+    await _tick(harness, 100)
+    assert await harness.values() == [*due, "alone", "499", "999"]
+
+
+@pytest.mark.parametrize("count", [1, 2, 500])
+async def test_the_keys_of_the_table_are_those_that_it_reads(harness: Harness, count: int) -> None:
+    none = [None] * count
+    staged = harness.broker.stage_delayed(ANN, "t", [b"x"] * count, [100] * count, none, none)
+    await staged.outcome
+    rows = await harness.records("__delayed")
+    assert [row.key for row in rows] == [msgspec.json.encode((id,)) for id in staged.ids]
+    await harness.crash()
+    assert [one.id for one in harness.broker.delayed(ANN)] == staged.ids
 
 
 async def test_the_next_ones_are_listed_first_and_no_more_than_asked_for(harness: Harness) -> None:

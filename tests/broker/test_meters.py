@@ -22,3 +22,13 @@ def test_records_that_all_failed_count_nothing() -> None:
     meters = Meters(lambda: 0.0)
     meters.published_each(["a"], [1], "flymq", {0}, 0.25)
     assert (meters.topics, meters.publish_durations) == ({}, {})
+
+
+def test_a_topic_that_is_created_again_counts_from_zero_and_the_totals_go_on() -> None:
+    meters = Meters(lambda: 0.0)
+    for _ in range(2):
+        meters.published_each(["a", "b"], [1, 2], "flymq", (), 0.25)
+        meters.topic_gone("a")
+    meters.published_each(["a"], [1], "flymq", (), 0.25)
+    assert meters.topics["a"]["flymq"].published_records == 1
+    assert meters.by_protocol(lambda topic: True, with_gone=True)["flymq"].published_records == 5

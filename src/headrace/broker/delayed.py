@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush, nsmallest
+from itertools import groupby, repeat
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
@@ -25,6 +26,7 @@ from headrace.broker.publishing.publish import Placing, Publisher
 from headrace.broker.publishing.requirements import CreateDeadLetterTopic, Divert, Letters
 from headrace.broker.settings import Clock, Later, Timer
 from headrace.broker.tables import Changes, Staged, TableLog
+from headrace.columns import equal_items
 from headrace.engine.catalog import check_batch, headers_bytes
 from headrace.engine.contract import Ack, Engine, Write, when_known
 from headrace.errors import (
@@ -153,8 +155,8 @@ class Schedule(TableLog[_Key, Delayed]):
         self._later = later
         self._count_max, self._bytes_max = count_max, bytes_max
         self._waiting: dict[str, Waiting] = {}
-        self._due: list[tuple[int, int, str]] = []
-        """Heap of (time, turn, id). Ids that no longer wait are dropped when they are popped."""
+        self._due: list[tuple[int, int, list[str]]] = []
+        """Heap of (time, turn, ids of that time, the last one first). Ids that no longer wait are dropped when they are the first."""
         self._turn = 0
         self._count = self._bytes = 0
         """Bytes of messages that wait or are being stored."""
@@ -193,16 +195,21 @@ class Schedule(TableLog[_Key, Delayed]):
         """Show many changes. Only additions are worth a shorter way."""
         rows = list(changes)
         added = [(id, value) for (id,), value in rows if value is not None]
-        if len(added) < len(rows):
+        if not added or len(added) < len(rows):
             super().show_all(rows)
             return
-        self._waiting.update([(id, Waiting(id, value)) for id, value in added])
-        due, turn = self._due, self._turn
-        for id, value in added:
-            turn += 1
-            heappush(due, (value.due, turn, id))
-        self._turn = turn
-        if due and (self._timer is None or due[0][0] < self._timer_at):
+        self._add([id for id, _ in added], [value for _, value in added])
+
+    def _add(self, ids: Sequence[str], messages: Sequence[Delayed]) -> None:
+        """Schedule new messages. Adjacent ones of the same time share an entry of the heap."""
+        self._waiting.update(zip(ids, map(Waiting, ids, messages), strict=True))
+        dues = [message.due for message in messages]
+        first = 0
+        for due, same in [(dues[0], len(dues))] if dues.count(dues[0]) == len(dues) else _counted(dues):
+            self._turn += 1
+            heappush(self._due, (due, self._turn, list(reversed(ids[first : first + same]))))
+            first += same
+        if self._timer is None or self._due[0][0] < self._timer_at:
             self._arm()
 
     # Adding
@@ -213,19 +220,30 @@ class Schedule(TableLog[_Key, Delayed]):
         if ttl_ms < 0:
             raise InvalidRequest(f"a record cannot live for {ttl_ms} ms: ttl_ms must not be negative")
 
-    def stage(self, messages: Sequence[Delayed]) -> StagedMessages:
+    def stage(
+        self,
+        topic: str,
+        owner: str,
+        values: Sequence[bytes | None],
+        dues: list[int],
+        keys: Sequence[bytes | None],
+        partitions: Sequence[int | None],
+        headers: Headers,
+        ttl_ms: int,
+    ) -> StagedMessages:
         """Store messages: all of them or, raising at once, none."""
-        sizes = _checked_sizes(messages)
-        count, size_bytes = len(messages), sum(sizes)
-        if max(sizes) > DELAYED_RECORD_BYTES_MAX + _ENTRY_BYTES:
-            raise RecordTooLarge(size_bytes=max(sizes) - _ENTRY_BYTES, bytes_max=DELAYED_RECORD_BYTES_MAX)
+        count, (size_bytes, largest) = len(values), _checked_sizes(values, keys, headers)
+        if largest > DELAYED_RECORD_BYTES_MAX + _ENTRY_BYTES:
+            raise RecordTooLarge(size_bytes=largest - _ENTRY_BYTES, bytes_max=DELAYED_RECORD_BYTES_MAX)
         if self._count + count > self._count_max:
             raise LimitExceeded(f"{self._count_max} delayed messages are waiting already")
         if self._bytes + size_bytes > self._bytes_max:
             raise LimitExceeded(f"delayed messages may hold at most {self._bytes_max} bytes together")
         ids = self._new_ids(count)
-        changes = [((id,), message) for id, message in zip(ids, messages, strict=True)]
-        staged = self._publisher.append([self.write(changes)], Ack.DURABLE)
+        same = repeat(topic), repeat(owner), repeat(headers), repeat(ttl_ms)
+        messages = list(map(Delayed, same[0], dues, same[1], values, keys, same[2], partitions, same[3]))
+        rows = RecordBatch(list(map(self._encode_value, messages)), _encoded_keys(ids))
+        staged = self._publisher.append([Write(self.name, 0, rows)], Ack.DURABLE)
         self._count += count
         self._bytes += size_bytes
 
@@ -235,13 +253,13 @@ class Schedule(TableLog[_Key, Delayed]):
                 self._bytes -= size_bytes
 
         when_known(staged, give_back)
-        self.follow(staged, changes)
-        return StagedMessages(ids, [message.due for message in messages], staged)
+        self.follow_with(staged, lambda: self._add(ids, messages))
+        return StagedMessages(ids, dues, staged)
 
     def _new_ids(self, count: int) -> list[str]:
         assert self._random_bytes is not None, "a broker that accepts delayed messages needs random_bytes"
-        drawn = self._random_bytes(_ID_BYTES * count).hex()
-        ids = [drawn[at : at + 2 * _ID_BYTES] for at in range(0, len(drawn), 2 * _ID_BYTES)]
+        drawn = self._random_bytes(_ID_BYTES * count).hex().encode()
+        ids = list(map(bytes.decode, equal_items(drawn, 2 * _ID_BYTES, count)))  # type: ignore[arg-type]  # there is no None
         return ids if self._waiting.keys().isdisjoint(ids) else self._new_ids(count)
 
     # Listing and removal
@@ -295,17 +313,28 @@ class Schedule(TableLog[_Key, Delayed]):
     def _push(self, waiting: Waiting, time: int) -> None:
         """Schedule the next look at the message."""
         self._turn += 1
-        heappush(self._due, (time, self._turn, waiting.id))
+        heappush(self._due, (time, self._turn, [waiting.id]))
+
+    def _first_due(self) -> int | None:
+        """Return the time of the first message, whose id is then the last one of the first entry; None if there is none. Drops the ids
+        of messages that no longer wait."""
+        while self._due:
+            time, _, ids = self._due[0]
+            while ids:
+                first = self._waiting.get(ids[-1])
+                if first is not None and not first.is_leaving:
+                    return time
+                ids.pop()
+            heappop(self._due)
+        return None
 
     def _arm(self) -> None:
         """Set the timer for the first message, if it is not set."""
         if self._is_stopped:
             return
-        while self._due and ((first := self._waiting.get(self._due[0][2])) is None or first.is_leaving):
-            heappop(self._due)
-        if not self._due:
+        due = self._first_due()
+        if due is None:
             return
-        due = self._due[0][0]
         if self._timer is not None:
             if self._timer_at <= due:
                 return
@@ -329,12 +358,14 @@ class Schedule(TableLog[_Key, Delayed]):
 
     def _take_due(self) -> list[Waiting]:
         now, taken, size_bytes = self._clock(), list[Waiting](), 0
-        while self._due and self._due[0][0] <= now and len(taken) < _AT_ONCE_MAX and size_bytes < _AT_ONCE_BYTES_MAX:
-            waiting = self._waiting.get(heappop(self._due)[2])
-            if waiting is not None and not waiting.is_leaving:
-                waiting.is_leaving = True
-                taken.append(waiting)
-                size_bytes += waiting.message.size_bytes
+        while len(taken) < _AT_ONCE_MAX and size_bytes < _AT_ONCE_BYTES_MAX:
+            due = self._first_due()
+            if due is None or due > now:
+                break
+            waiting = self._waiting[self._due[0][2].pop()]
+            waiting.is_leaving = True
+            taken.append(waiting)
+            size_bytes += waiting.message.size_bytes
         return taken
 
     def _deliver(self, due: list[Waiting]) -> None:
@@ -411,12 +442,24 @@ class Schedule(TableLog[_Key, Delayed]):
         self._arm()
 
 
-def _checked_sizes(messages: Sequence[Delayed]) -> list[int]:
-    """Return the size of each message. Raises as `check_batch` does. Most messages have neither headers nor a key."""
-    values, keys = [message.value for message in messages], [message.key for message in messages]
-    headers = [message.headers for message in messages]
-    has_keys, has_headers = keys.count(None) < len(keys), any(headers)
-    check_batch(RecordBatch(values, keys if has_keys else None, headers if has_headers else None))
-    if has_keys or has_headers or None in values:
-        return [message.size_bytes for message in messages]
-    return [len(value or b"") + _ENTRY_BYTES for value in values]
+def _counted(dues: Sequence[int]) -> list[tuple[int, int]]:
+    """Return each time, and how many adjacent messages have it."""
+    return [(due, len(list(same))) for due, same in groupby(dues)]
+
+
+def _encoded_keys(ids: Sequence[str]) -> list[bytes | None]:
+    """Return the keys of the table as `TableLog` encodes them, several times as fast: ids are hexadecimal and of one length."""
+    joined = '"]["'.join(ids)
+    return equal_items(f'["{joined}"]'.encode(), 2 * _ID_BYTES + 4, len(ids))
+
+
+def _checked_sizes(values: Sequence[bytes | None], keys: Sequence[bytes | None], headers: Headers) -> tuple[int, int]:
+    """Return the size of all messages and of the largest. Raises as `check_batch` does. Most messages have neither headers nor a key."""
+    count, has_keys = len(values), keys.count(None) < len(keys)
+    same_bytes = _ENTRY_BYTES + (headers_bytes(headers) if headers else 0)
+    size_bytes = check_batch(RecordBatch(values, keys if has_keys else None, [headers] * count if headers else None))
+    if has_keys or None in values:
+        largest = max(len(value or b"") + len(key or b"") for value, key in zip(values, keys, strict=True))
+    else:
+        largest = max(map(len, values))  # type: ignore[arg-type]  # there is no None
+    return size_bytes + same_bytes * count, largest + same_bytes

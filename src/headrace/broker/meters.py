@@ -112,6 +112,8 @@ class Meters:
         self.ticks = ticks
         self.topics: dict[str, dict[str, Meter]] = {}
         """By topic and protocol, in the order of the first traffic."""
+        self._of_protocol: dict[str, dict[str, Meter]] = {}
+        """Some of them by protocol and topic, for `published_each`: one lookup less for each record."""
         self.publish_durations: dict[str, Histogram] = {}
         """By protocol."""
         self.fetch_durations: dict[str, Histogram] = {}
@@ -134,13 +136,13 @@ class Meters:
         self._turn += 1
         turn, batches = self._turn, 0
         column = bisect_left(SECONDS, seconds)
-        known = self.topics
+        known = self._of_protocol.setdefault(protocol, {})
         for index, size_bytes in enumerate(sizes):
             if not failed or index not in failed:
                 topic = topics[index]
-                by_protocol = known.get(topic)
-                found = None if by_protocol is None else by_protocol.get(protocol)
-                meter = self.meter(topic, protocol) if found is None else found
+                meter = known.get(topic)
+                if meter is None:
+                    meter = known[topic] = self.meter(topic, protocol)
                 meter.published_records += 1
                 meter.published_bytes += size_bytes
                 if meter.turn != turn:
@@ -162,6 +164,8 @@ class Meters:
             self.refused[key] += 1
 
     def topic_gone(self, topic: str) -> None:
+        for known in self._of_protocol.values():
+            known.pop(topic, None)
         for protocol, meter in self.topics.pop(topic, {}).items():
             self._gone.setdefault(protocol, self._new(protocol)).add(meter)
 

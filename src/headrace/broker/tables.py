@@ -86,12 +86,16 @@ class TableLog(Generic[K, V]):
 
     def follow(self, staged: Staged, changes: Changes[K, V]) -> None:
         """Show the changes once the append that carries them is known to be in the log."""
+        self.follow_with(staged, lambda: self.show_all(changes))
+
+    def follow_with(self, staged: Staged, show: Callable[[], None]) -> None:
+        """Call `show`, which shows the changes, once the append that carries them is known to be in the log."""
         self._pending.add(staged)
 
         def landed(done: Staged) -> None:
             self._pending.discard(staged)
             if not done.cancelled() and done.exception() is None:
-                self.show_all(changes)
+                show()
 
         when_known(staged, landed)
 

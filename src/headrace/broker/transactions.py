@@ -57,7 +57,7 @@ def weight(batch: AnyBatch, size_bytes: int | None = None) -> int:
     if batch.headers is None:
         headers = 0
     else:
-        headers = len(batch.headers.data) if isinstance(batch, ColumnBatch) else sum(map(headers_bytes, batch.headers))
+        headers = len(batch.headers.content) if isinstance(batch, ColumnBatch) else sum(map(headers_bytes, batch.headers))
     return (batch.size_bytes if size_bytes is None else size_bytes) + headers + _RECORD_BYTES * len(batch)
 
 

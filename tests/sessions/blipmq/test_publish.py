@@ -233,3 +233,17 @@ async def test_new_topics_get_the_brokers_defaults() -> None:
     async with running_server(broker=BrokerSettings(topic_defaults=config)) as broker:
         await (await broker.client()).publish("demo", b"v")
         assert broker.broker.topic(DEV, "demo").config == config
+
+
+async def test_a_reply_is_owed_for_a_ping_but_not_for_a_publish() -> None:
+    """The connection then leaves the TCP acknowledgement to the reply."""
+    async with running_server() as broker:
+        peer = await broker.client()
+        await peer.publish("demo", b"creates the topic")
+        owes_reply: list[bool] = []
+        for frame in (encoder.publishes(1, "demo", [1], [b"a"]), encoder.ping(2)):
+            peer.session.receive(frame)
+            owes_reply.append(peer.session.owes_reply)
+        assert owes_reply == [False, True]
+        await rest()
+        assert peer.heard() == [Pong(2)] and not peer.session.owes_reply

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from headrace.wire.flymq import RequestDecoder, encode_request
-from headrace.wire.flymq.many import MANY_MIN
+from headrace.wire.flymq.many import _KNOWN_MAX, _TOPICS, MANY_MIN
 from headrace.wire.flymq.messages import ProduceBatch, ProduceMany
 
 from .samples import chunks, decoded, flat, raw
@@ -66,3 +66,22 @@ def test_random_topics_and_sizes_decode_alike_however_they_are_cut(seed: int) ->
     stream = b"".join(map(encode_request, batches))
     assert decoded([stream]) == flat(batches)
     assert decoded(chunks(stream, seed, longest=3000)) == flat(batches)
+
+
+@pytest.mark.parametrize("at", [0, 1, 63, 64, 65, 198, 199])
+@pytest.mark.parametrize("place", ["opcode", "size of the key", "partition"])
+def test_one_other_frame_among_many_of_the_same_sizes_is_decoded_as_it_is(at: int, place: str) -> None:
+    frames = [bytearray(encode_request(ProduceBatch(f"t-{number % 7}", [b"%04d" % number]))) for number in range(200)]
+    position = {"opcode": 2, "size of the key": 8 + 2 + 3 + 3, "partition": len(frames[at]) - 1}[place]
+    frames[at][position] ^= 1
+    one_by_one = [event for frame in frames for event in RequestDecoder().feed(bytes(frame))]
+    assert flat(RequestDecoder().feed(b"".join(frames))) == flat(one_by_one)
+
+
+def test_names_too_long_for_a_topic_and_more_names_than_are_kept_come_out_as_they_are() -> None:
+    for names in (["x" * 300, "y" * 300], [f"topic-{number:05d}" for number in range(_KNOWN_MAX + 100)]):
+        stream = b"".join(encode_request(ProduceBatch(name, [b"v"])) for name in names * (1 if len(names) > 2 else 20))
+        events = RequestDecoder().feed(stream)
+        found = [topic for event in events if isinstance(event, ProduceMany) for topic in event.topics]
+        assert found == names * (1 if len(names) > 2 else 20)
+    assert len(_TOPICS) <= _KNOWN_MAX and max(map(len, _TOPICS)) <= 256

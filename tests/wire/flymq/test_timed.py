@@ -16,6 +16,7 @@ from headrace.wire.flymq.timed import encode_scheduled
 from .samples import chunks, decoded, raw
 
 MAKERS: list[tuple[Callable[[int], Request], type]] = [
+    (lambda number: ProduceDelayed("orders", b"value %d" % number, 60_000), DelayedBatch),
     (lambda number: Commit("orders", "group", number % 3, number), CommitBatch),
     (lambda number: ProduceDelayed("orders", b"value %d" % number, number - 5), DelayedBatch),
     (lambda number: ProduceWithTtl("orders", b"value %d" % number, number - 5), ProduceBatch),
@@ -74,8 +75,9 @@ def test_a_frame_without_key_and_partition_is_part_of_the_batch() -> None:
     assert batch == ProduceBatch("t", [b"value"] * 6, ttls=[7] * 6)
 
 
-def test_the_replies_to_delayed_messages_are_those_of_one_message_each() -> None:
-    rows = [Scheduled("t", number % 2, 0, 99, -1, number, f"{number:032x}", 1000 + number) for number in range(5)]
+@pytest.mark.parametrize("step", [0, 1])
+def test_the_replies_to_delayed_messages_are_those_of_one_message_each(step: int) -> None:
+    rows = [Scheduled("t", number % 2 * step, 0, 99, -1, 7 + number * step, f"{number:032x}", 1000 + number * step) for number in range(5)]
     frames = encode_scheduled(
         "t",
         [row.partition for row in rows],
@@ -90,15 +92,15 @@ def test_the_replies_to_delayed_messages_are_those_of_one_message_each() -> None
     assert [decode_reply(reply) for reply in replies if isinstance(reply, ReplyFrame)] == rows
 
 
-def with_tail(topic: str, partition: int) -> bytes:
+def with_tail(topic: str, partition: int, time: int = 7) -> bytes:
     """A frame with an empty key and a partition: the size does not depend on the arguments."""
-    payload = len(topic).to_bytes(2, "big") + topic.encode() + struct.pack(">I5sqIi", 5, b"12345", 7, 0, partition)
+    payload = len(topic).to_bytes(2, "big") + topic.encode() + struct.pack(">I5sqIi", 5, b"12345", time, 0, partition)
     return raw(Opcode.PRODUCE_DELAYED, payload)
 
 
-@pytest.mark.parametrize("odd", [with_tail("ordert", -1), with_tail("orders", 3)])
+@pytest.mark.parametrize("odd", [with_tail("ordert", -1), with_tail("orders", 3), with_tail("orders", -1, 8)])
 @pytest.mark.parametrize("at", [0, 1, 15, 16, 17, 40, 79, 80, 99])
-def test_another_frame_of_the_same_size_ends_the_batch(odd: bytes, at: int) -> None:
+def test_another_frame_of_the_same_size_comes_out_as_it_is(odd: bytes, at: int) -> None:
     frames = [with_tail("orders", -1)] * 100
     frames[at] = odd
     singly = [event for frame in frames for event in decoded([frame])]

@@ -146,13 +146,8 @@ class DelayedOperations(Coordinated):
             assert partition is not None
             self._topics.find_partition(topic, partition)
         route.check(RecordBatch(values))
-        rows = zip(values, delays_ms, keys, partitions, strict=True)
-        return self._schedule.stage(
-            [
-                Delayed(topic, now + delay if delay > 0 else now, owner, value, key, headers, partition, ttl_ms)
-                for value, delay, key, partition in rows
-            ]
-        )
+        dues = [now + delay if delay > 0 else now for delay in delays_ms]
+        return self._schedule.stage(topic, owner, values, dues, keys, partitions, headers, ttl_ms)
 
     def delayed(self, who: Principal, topic: str | None = None, *, count_max: int | None = None) -> list[DelayedEntry]:
         """Return the waiting messages of one topic or (None) of all, by time: all, or the next `count_max`. Messages of other owners

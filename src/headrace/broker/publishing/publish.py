@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from headrace.broker.authorizer import Principal
 from headrace.broker.meters import Meter, Meters
-from headrace.broker.publishing.gathering import RECORD_BYTES_MAX, Gathering
+from headrace.broker.publishing.gathering import RECORD_BYTES_MAX, Gathering, Place
 from headrace.broker.publishing.partitioner import assign, hashes, pick
 from headrace.broker.publishing.published import Outcome, Published, PublishedEach
 from headrace.broker.publishing.requirements import NOWHERE, Divert, OnInvalid, Rule
@@ -249,18 +249,25 @@ class Publisher:
     def publish_each(
         self, who: Principal, topics: Sequence[str], values: Sequence[bytes], keys: Sequence[bytes | None] | None
     ) -> asyncio.Future[PublishedEach] | None:
-        routes = self._allowed.get(who, {})
-        if not routes.keys() >= (named := set(topics)):
-            routes = {topic: self.known_route(who, topic) for topic in named}
-        places = [route.place for route in map(routes.__getitem__, topics)]
-        known = self._spread(routes, topics, keys) if None in places else cast("list[tuple[str, int]]", places)
-        if known is None:
-            return None
+        routes: dict[str, Route] = self._allowed.get(who, {})
+        places: list[Place] = []
+        partitions = [0] * len(topics)
+        for topic in topics:
+            route = routes.get(topic) or self.known_route(who, topic)
+            place = route.place
+            if place is None:
+                spread = self._spread({topic: self.known_route(who, topic) for topic in set(topics)}, topics, keys)
+                if spread is None:
+                    return None
+                places, partitions = spread, [partition for _, partition in spread]
+                break
+            places.append(place)
         self.gathering.send()
-        staged = self._engine.append_each(known, values, keys)
+        staged = self._engine.append_each(places, values, keys)
         self._staged += 1
         answer: asyncio.Future[PublishedEach] = staged.get_loop().create_future()
-        staged.add_done_callback(partial(self._answer_each, answer, known, [*map(len, values)], who.protocol, self.meters.ticks()))
+        sizes, began = list(map(len, values)), self.meters.ticks()
+        staged.add_done_callback(partial(self._answer_each, answer, topics, partitions, sizes, who.protocol, began))
         return answer
 
     def _spread(self, routes: dict[str, Route], topics: Sequence[str], keys: Sequence[bytes | None] | None) -> list[tuple[str, int]] | None:
@@ -279,7 +286,8 @@ class Publisher:
     def _answer_each(
         self,
         answer: asyncio.Future[PublishedEach],
-        places: list[tuple[str, int]],
+        topics: Sequence[str],
+        partitions: list[int],
         sizes: list[int],
         protocol: str,
         began: float,
@@ -293,8 +301,8 @@ class Publisher:
             answer.set_exception(error)
         else:
             done = staged.result()
-            self.meters.published_each([topic for topic, _ in places], sizes, protocol, done.failed, self.meters.ticks() - began)
-            answer.set_result(PublishedEach([partition for _, partition in places], done.offsets, done.timestamp, done.failed))
+            self.meters.published_each(topics, sizes, protocol, done.failed, self.meters.ticks() - began)
+            answer.set_result(PublishedEach(partitions, done.offsets, done.timestamp, done.failed))
 
     def _append_each(self, writes: Sequence[Write], ack: Ack | None) -> asyncio.Future[list[Appended]]:
         """Append each write by itself: a publish promises atomicity only to idempotent producers and transactions. If some writes fail

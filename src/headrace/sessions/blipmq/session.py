@@ -93,7 +93,8 @@ class BlipMqSession(BaseSession[Message]):
 
     @property
     def owes_reply(self) -> bool:
-        return False  # a publish is answered only if it fails
+        # A publish is answered only if it fails. A PING behind it is answered as soon as it is durable.
+        return bool(self._owed) and self._owed[-1][0] is None
 
     # Requests.
 

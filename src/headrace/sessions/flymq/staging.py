@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, repeat
+from itertools import groupby
 from typing import Any, Final
 
 from headrace.broker import Broker, Outcome, Principal, Published, PublishedEach, PublishedOne
@@ -132,12 +132,11 @@ class StagedMany:
         if isinstance(error, BrokerError):
             return encode_failure(publish_error_reply(error), dialect) * len(self._topics)
         published = self.outcome.result()
-        key_sizes = repeat(AUTO, len(self._topics)) if self._key_sizes is None else self._key_sizes
         frames = encode_metadata_each(
-            self._topics, published.partitions, published.offsets, published.timestamp, key_sizes, self._value_sizes
+            self._topics, published.partitions, published.offsets, published.timestamp, self._key_sizes, self._value_sizes
         )
         for index, failure in published.failed.items():
-            frames[2 * index : 2 * index + 2] = (encode_failure(publish_error_reply(failure), dialect), b"")
+            frames[3 * index : 3 * index + 3] = (encode_failure(publish_error_reply(failure), dialect), b"", b"")
         return b"".join(frames)
 
 

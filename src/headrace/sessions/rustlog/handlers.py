@@ -13,7 +13,7 @@ from typing import Final, cast
 from headrace.broker.authorizer import Principal
 from headrace.broker.broker import Broker
 from headrace.broker.groups.offsets import GroupLag
-from headrace.broker.publishing.published import Outcome
+from headrace.broker.publishing.published import Outcome, PublishedOne
 from headrace.broker.schema_checks import settled
 from headrace.errors import (
     BrokerError,
@@ -109,11 +109,12 @@ class RustLogHandlers:
         error = staged.exception()
         if isinstance(error, BrokerError):
             return _error_reply(dialect, request, error)
-        landed = staged.result()
-        self._context.messages_produced += landed.count
-        self._context.bytes_in += sum(map(len, request.records))
-        self._context.produce_latency.record(self._context.ticks_ns() - started_ns)
-        return m.ProduceReply(range(landed.base_offset, landed.base_offset + landed.count))
+        base = staged.offset if isinstance(staged, PublishedOne) else staged.result().base_offset
+        count, context = len(request.records), self._context
+        context.messages_produced += count
+        context.bytes_in += sum(map(len, request.records))
+        context.produce_latency.record(context.ticks_ns() - started_ns)
+        return m.ProduceReply(range(base, base + count))
 
     def refused(self, dialect: Dialect, request: m.Request, error: BrokerError) -> m.Reply:
         """Count the error and return its reply."""

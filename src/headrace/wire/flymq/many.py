@@ -1,15 +1,15 @@
 """PRODUCE frames for many topics in turn.
 
 `produce.take_batch` decodes frames for one topic. Here the topic may change with each frame. Sixteen or more frames of the same sizes are
-decoded by one `iter_unpack`; other frames one by one. A frame that names a partition, or of another form, ends the batch.
+unpacked in blocks; other frames one by one. A frame that names a partition, or of another form, ends the batch.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Final
 
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
@@ -21,12 +21,16 @@ from headrace.wire.flymq.produce import PLACE
 
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.PRODUCE << 8 | BINARY
 _FRONT = struct.Struct(">IIH")
-_LENGTH = struct.Struct(">I")
+_LENGTH, _SIZES = struct.Struct(">I"), struct.Struct(">II")
+_POSITION, _TAIL = struct.Struct(">iQ"), struct.Struct(">qii")
+assert _POSITION.size + _TAIL.size == PLACE.size, "partition and offset, then timestamp and the sizes of key and value"
 _AUTO_BYTES: Final = struct.pack(">i", AUTO)
 _FIXED_BYTES: Final = _FRONT.size + 4 + 4 + 4
 """Bytes of a frame beside topic, key and value."""
 MANY_MIN: Final = 16
 """Fewer frames are decoded as one batch for each change of the topic."""
+_BLOCK: Final = 64
+"""Frames that are unpacked by one call. Slices of the result are columns."""
 _SAME_MAX: Final = 32
 """After so many adjacent frames for one topic, `take_batch` is faster."""
 _STRETCH_GROWTH: Final = 4
@@ -34,14 +38,30 @@ _PATIENCE_MAX: Final = 256
 """Frames decoded one by one after failed attempts, at most, before the next attempt to decode many at once."""
 
 
-@lru_cache(maxsize=1024)
-def _row(topic_bytes: int, value_bytes: int) -> struct.Struct:
-    return struct.Struct(f">IIH{topic_bytes}sII{value_bytes}s4s")
+@lru_cache(maxsize=512)
+def _rows(topic_bytes: int, value_bytes: int, count: int) -> struct.Struct:
+    """From the topic of a frame to that of the next one: topic, sizes of key and value, value, and what lies between the two frames."""
+    return struct.Struct(f"{topic_bytes}s8s{value_bytes}s{len(_AUTO_BYTES) + _FRONT.size}s" * count)
 
 
-@lru_cache(maxsize=65_536)
+_TOPICS: Final[dict[bytes, str]] = {}
+"""Names of topics by their bytes. A least-recently-used cache would touch the entries of other topics, too."""
+_FRONTS: Final[dict[str, bytes]] = {}
+"""First bytes of a RecordMetadata frame by topic."""
+_KNOWN_MAX: Final = 65_536
+_KNOWN_BYTES_MAX: Final = 256
+"""Entries of each of these two, and size of a name in them. A longer one is not that of a topic."""
+
+
 def _topic(raw: bytes) -> str:
-    return raw.decode()
+    topic = _TOPICS.get(raw)
+    if topic is None:
+        topic = raw.decode()
+        if len(raw) <= _KNOWN_BYTES_MAX:
+            if len(_TOPICS) >= _KNOWN_MAX:
+                _TOPICS.clear()
+            _TOPICS[raw] = topic
+    return topic
 
 
 def take_many(buffer: bytes, position: int, end: int) -> tuple[ProduceMany | None, int]:
@@ -69,32 +89,44 @@ def _take_stretch(many: ProduceMany, buffer: bytes, position: int, end: int, cou
     """Decode many frames without keys and of the same sizes at once. Return 0, with nothing decoded, if that is not possible."""
     if position + _FIXED_BYTES > end or many.keys is not None:
         return 0
-    _, length, topic_bytes = _FRONT.unpack_from(buffer, position)
+    head, length, topic_bytes = _FRONT.unpack_from(buffer, position)
     frame_bytes = HEADER_BYTES + length
     count = min(count_max, (end - position) // frame_bytes)
     value_bytes = frame_bytes - _FIXED_BYTES - topic_bytes
-    if count < MANY_MIN or value_bytes < 0:
+    if count < MANY_MIN or value_bytes < 0 or head != _HEAD:
         return 0
-    if not buffer.startswith(buffer[position : position + _FRONT.size], position + (count - 1) * frame_bytes):
+    front = buffer[position : position + _FRONT.size]
+    stop: int = position + count * frame_bytes
+    # The last frame is compared first: if it has another size, so have many.
+    last = stop - frame_bytes
+    sizes, between = _SIZES.pack(0, value_bytes), _AUTO_BYTES + front
+    sizes_at, value_at = last + _FRONT.size + topic_bytes, stop - len(_AUTO_BYTES) - value_bytes
+    if not (buffer.startswith(front, last) and buffer.startswith(sizes, sizes_at) and buffer.startswith(_AUTO_BYTES, stop - 4)):
         return 0
-    stop = position + count * frame_bytes
-    rows = _row(topic_bytes, value_bytes).iter_unpack(memoryview(buffer)[position:stop])
-    heads, lengths, sizes, topics, key_sizes, value_sizes, values, partitions = zip(*rows, strict=True)
-    for column, expected in (
-        (heads, _HEAD),
-        (lengths, length),
-        (sizes, topic_bytes),
-        (key_sizes, 0),
-        (value_sizes, value_bytes),
-        (partitions, _AUTO_BYTES),
-    ):
-        if column.count(expected) != count:
+    raws: list[bytes] = []
+    values: list[bytes] = []
+    at, left = position + _FRONT.size, count - 1
+    while left:
+        # Each row ends before the topic of the next frame. So the last frame is not one of them.
+        size = min(left, _BLOCK)
+        fields = _rows(topic_bytes, value_bytes, size).unpack_from(buffer, at)
+        if fields[1::4].count(sizes) < size or fields[3::4].count(between) < size:
             return 0
-    if topics.count(topics[0]) == count:
+        raws += fields[0::4]
+        values += fields[2::4]
+        at += size * frame_bytes
+        left -= size
+    raws.append(buffer[last + _FRONT.size : sizes_at])
+    if raws.count(raws[0]) == count:
         return 0
-    many.topics += map(_topic, topics)
+    try:
+        topics = list(map(_TOPICS.__getitem__, raws))
+    except KeyError:
+        topics = list(map(_topic, raws))
+    many.topics += topics
     many.values += values
-    return int(stop)
+    many.values.append(buffer[value_at : stop - 4])
+    return stop
 
 
 def _take_singly(many: ProduceMany, buffer: bytes, position: int, end: int, count: int) -> tuple[int, bool]:
@@ -130,10 +162,16 @@ def _take_singly(many: ProduceMany, buffer: bytes, position: int, end: int, coun
     return position, False
 
 
-@lru_cache(maxsize=65_536)
 def _metadata_front(topic: str) -> bytes:
-    field = S16.write(topic)
-    return struct.pack(">II", _HEAD, len(field) + PLACE.size) + field
+    front = _FRONTS.get(topic)
+    if front is None:
+        field = S16.write(topic)
+        front = struct.pack(">II", _HEAD, len(field) + PLACE.size) + field
+        if len(field) <= _KNOWN_BYTES_MAX:
+            if len(_FRONTS) >= _KNOWN_MAX:
+                _FRONTS.clear()
+            _FRONTS[topic] = front
+    return front
 
 
 def encode_metadata_each(
@@ -141,9 +179,18 @@ def encode_metadata_each(
     partitions: Iterable[int],
     offsets: Iterable[int],
     timestamp: int,
-    key_sizes: Iterable[int],
-    value_sizes: Iterable[int],
+    key_sizes: Sequence[int] | None,
+    value_sizes: Sequence[int],
 ) -> list[bytes]:
-    """Return two parts of a RecordMetadata frame for each record: all up to the topic, and the rest."""
-    rows = map(PLACE.pack, partitions, offsets, repeat(timestamp), key_sizes, value_sizes)
-    return list(chain.from_iterable(zip(map(_metadata_front, topics), rows, strict=True)))
+    """Return three parts of a RecordMetadata frame for each record: all up to the topic, partition and offset, and the rest. Without
+    `key_sizes` no record has a key."""
+    count = len(value_sizes)
+    if key_sizes is None and value_sizes.count(value_sizes[0]) == count:
+        tails = [_TAIL.pack(timestamp, AUTO, value_sizes[0])] * count
+    else:
+        tails = list(map(_TAIL.pack, repeat(timestamp), repeat(AUTO, count) if key_sizes is None else key_sizes, value_sizes))
+    parts = [b""] * (3 * count)
+    parts[0::3] = [_metadata_front(topic) for topic in topics]
+    parts[1::3] = map(_POSITION.pack, partitions, offsets)
+    parts[2::3] = tails
+    return parts

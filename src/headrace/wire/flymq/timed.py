@@ -11,13 +11,14 @@ alone, as are fewer than `BATCH_MIN` frames.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import repeat
 from typing import Final
 
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq.advanced_messages import DelayedBatch
+from headrace.wire.flymq.blocks import equal_values
 from headrace.wire.flymq.fields import S16
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
 from headrace.wire.flymq.messages import AUTO, CommitBatch, ProduceBatch
@@ -30,6 +31,8 @@ _TAIL: Final = struct.pack(">Ii", 0, AUTO)
 """No key, and no partition."""
 _STRETCH_MIN: Final = 16
 _STRETCH_GROWTH: Final = 4
+_BLOCK: Final = 16
+"""Frames of the same sizes that are decoded by one call."""
 
 
 @lru_cache(maxsize=1024)
@@ -88,7 +91,8 @@ def take_timed(buffer: bytes, position: int, end: int) -> tuple[ProduceBatch | D
 
 
 def _take_stretch(values: list[bytes], times: list[int], buffer: bytes, position: int, end: int, same: tuple[bytes, bytes]) -> int:
-    """Decode many frames of the same sizes at once: nothing but value and time differs. Return their size; 0 if there are too few.
+    """Decode many frames of the same sizes at once: nothing but value and time differs, and mostly only the value. Return their size; 0 if
+    there are too few.
 
     `same` is the head and the topic of the batch. There are enough bytes for a frame with an empty value.
     """
@@ -99,18 +103,34 @@ def _take_stretch(values: list[bytes], times: list[int], buffer: bytes, position
     if frame_head != head or topic != field or tail_bytes not in (0, len(_TAIL)):
         return 0
     front, tail = buffer[position : position + layout.size], _TAIL[:tail_bytes]
-    row = struct.Struct(f">{len(front)}s{value_bytes}sq{tail_bytes}s")
+    frame_bytes = HEADER_BYTES + length
     begin, stretch = position, _STRETCH_MIN
-    while (count := min(stretch, (end - position) // row.size)) >= _STRETCH_MIN:
-        rows = row.iter_unpack(memoryview(buffer)[position : position + count * row.size])
-        fronts, found, moments, tails = zip(*rows, strict=True)
-        if fronts.count(front) < count or tails.count(tail) < count:
+    while (count := min(stretch, (end - position) // frame_bytes)) >= _STRETCH_MIN:
+        after = buffer[position + frame_bytes - tail_bytes - _TIME.size : position + frame_bytes - tail_bytes] + tail
+        stop = position + count * frame_bytes
+        if not (buffer.startswith(front, position) and buffer.startswith(after, stop - len(after))):
+            break
+        found = equal_values(buffer, position + len(front), value_bytes, after + front, count)
+        if not found:
             break
         values += found
-        times += moments
-        position += count * row.size
+        times += _TIME.unpack_from(after) * count
+        position = stop
         stretch *= _STRETCH_GROWTH
+    while (end - position) // frame_bytes >= _BLOCK and buffer.startswith(front, position + (_BLOCK - 1) * frame_bytes):
+        fields = _block(len(front), value_bytes, tail_bytes).unpack_from(buffer, position)
+        if fields[0::4].count(front) < _BLOCK or fields[3::4].count(tail) < _BLOCK:
+            break
+        values += fields[1::4]
+        times += fields[2::4]
+        position += _BLOCK * frame_bytes
     return position - begin
+
+
+@lru_cache(maxsize=64)
+def _block(front_bytes: int, value_bytes: int, tail_bytes: int) -> struct.Struct:
+    """Front, value, time and tail of each frame. Slices of these fields are columns, without an object for each frame."""
+    return struct.Struct(">" + f"{front_bytes}s{value_bytes}sq{tail_bytes}s" * _BLOCK)
 
 
 def take_commits(buffer: bytes, position: int, end: int) -> tuple[CommitBatch | None, int]:
@@ -146,13 +166,19 @@ def take_commits(buffer: bytes, position: int, end: int) -> tuple[CommitBatch | 
 
 
 def encode_scheduled(
-    topic: str, partitions: Iterable[int], now: int, key_sizes: Iterable[int], value_sizes: Iterable[int], ids: list[str], dues: list[int]
+    topic: str, partitions: Sequence[int], now: int, key_sizes: Sequence[int], value_sizes: Sequence[int], ids: list[str], dues: list[int]
 ) -> bytes:
     """Return the reply to PRODUCE_DELAYED for each message. All ids have the same length."""
     field, id_bytes = S16.write(topic), len(ids[0])
     layout = struct.Struct(f">iQqiiH{id_bytes}sq")
     head = _HEAD_BYTES + bytes((Opcode.PRODUCE_DELAYED, BINARY))
     front = head + (len(field) + layout.size).to_bytes(4, "big") + field
-    names = map(str.encode, ids)
+    names = list(map(str.encode, ids))
+    if all(column.count(column[0]) == len(ids) for column in (partitions, key_sizes, value_sizes, dues)):
+        # Only the ids differ.
+        whole = front + layout.pack(partitions[0], 0, now, key_sizes[0], value_sizes[0], id_bytes, names[0], dues[0])
+        id_at = len(whole) - _TIME.size - id_bytes
+        before, after = whole[:id_at], whole[id_at + id_bytes :]
+        return b"".join((before, (after + before).join(names), after))
     rows = map(layout.pack, partitions, repeat(0), repeat(now), key_sizes, value_sizes, repeat(id_bytes), names, dues)
     return front + front.join(rows)

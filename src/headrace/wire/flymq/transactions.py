@@ -32,6 +32,7 @@ from headrace.wire.flymq.advanced_messages import (
     TxnRollback,
     TxnWholeBatch,
 )
+from headrace.wire.flymq.blocks import equal_values
 from headrace.wire.flymq.fields import B32, BOOL, I32, S16, U32, Layout, Trailing
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
 from headrace.wire.flymq.messages import AUTO
@@ -42,11 +43,12 @@ from headrace.wire.flymq.reader import Reader
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_PRODUCE << 8 | BINARY
 _HEADER = struct.Struct(">II")
 _LENGTH, _PARTITION = struct.Struct(">I"), struct.Struct(">i")
-_SIZE = struct.Struct(">i")
+_SIZE, _OFFSET = struct.Struct(">i"), struct.Struct(">Q")
 _BEGIN_HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_BEGIN << 8 | BINARY
 _COMMIT_HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_COMMIT << 8 | BINARY
+_BLOCK: Final = 64
+"""Whole transactions that are unpacked by one call. Slices of the result are columns."""
 _STRETCH_MIN: Final = 16
-_STRETCH_GROWTH: Final = 4
 _BEGINS_MIN: Final = 2
 _BEGINS_STRETCH: Final = 64
 _TAIL_BYTES: Final = 8
@@ -127,13 +129,17 @@ def encode_whole(
     id_bytes = len(ids[0])
     if len(sizes) == len(ids) and sizes.count(size) == len(sizes) and len(b"".join(ids)) == id_bytes * len(ids):
         # Only ids and offsets differ.
-        middle = b"\x01" + _LENGTH.pack(1) + field
+        place = PLACE.pack(partition, 0, timestamp, AUTO, size)
         front = encode_staged(topic, partition, timestamp, [size])
-        front += _HEADER.pack(_COMMIT_HEAD, 2 + id_bytes + len(middle) + PLACE.size) + id_bytes.to_bytes(2, "big")
-        layout = struct.Struct(f">{len(front)}s{id_bytes}s{len(middle)}s{PLACE.format[1:]}")
-        offsets, times = range(offset, offset + len(ids)), repeat(timestamp)
-        rows = map(layout.pack, repeat(front), ids, repeat(middle), repeat(partition), offsets, times, repeat(AUTO), sizes)
-        return b"".join(rows)
+        front += _HEADER.pack(_COMMIT_HEAD, 2 + id_bytes + 5 + len(field) + PLACE.size) + id_bytes.to_bytes(2, "big")
+        middle, after = b"\x01" + _LENGTH.pack(1) + field + place[:4], place[4 + _OFFSET.size :]
+        parts = [b""] * (4 * len(ids))
+        parts[0::4] = ids
+        parts[1::4] = [middle] * len(ids)
+        parts[2::4] = map(_OFFSET.pack, range(offset, offset + len(ids)))
+        parts[3::4] = [after + front] * len(ids)
+        parts[-1] = after
+        return front + b"".join(parts)
     frames, first = list[bytes](), 0
     for id, count in zip(transactions, counts, strict=True):
         own, begin = sizes[first : first + count], offset + first
@@ -251,17 +257,22 @@ def _commit(transaction: str) -> bytes:
     return _HEADER.pack(_COMMIT_HEAD, len(field)) + field
 
 
+@lru_cache(maxsize=512)
+def _singles_layout(sizes: tuple[int, ...], count: int) -> struct.Struct:
+    return struct.Struct("".join(f"{size}s" for size in sizes) * count)
+
+
 def _take_singles(topic: str, transaction: str, value_bytes: int, buffer: bytes, position: int, end: int) -> tuple[TxnWholeBatch, int]:
     """Decode transactions of one record whose frames have the sizes of the first one's: nothing but ids and values differs. The first one
     is complete."""
     id_bytes, topic_field = len(transaction.encode()), S16.write(topic)
     front = HEADER_BYTES + 2
-    layout = struct.Struct(f"{front}s{id_bytes}s{len(topic_field) + 4}s{value_bytes}s{front}s{id_bytes}s")
-    whole, stretch = TxnWholeBatch(topic, [], [], []), _STRETCH_MIN
+    sizes = (front, id_bytes, len(topic_field) + 4, value_bytes, front, id_bytes)
+    frame_bytes, whole, stretch = sum(sizes), TxnWholeBatch(topic, [], [], []), _STRETCH_MIN
     first: tuple[bytes, ...] = ()
-    while (count := min(stretch, (end - position) // layout.size)) > 0:
-        rows = layout.iter_unpack(memoryview(buffer)[position : position + count * layout.size])
-        fronts, ids, topics, values, commits, committed = zip(*rows, strict=True)
+    while (count := min(stretch, (end - position) // frame_bytes)) > 0:
+        fields = _singles_layout(sizes, count).unpack_from(buffer, position)
+        fronts, ids, topics, values, commits, committed = (fields[column :: len(sizes)] for column in range(len(sizes)))
         first = first or (fronts[0], topics[0], commits[0])
         same = count
         if fronts.count(first[0]) < count or topics.count(first[1]) < count or commits.count(first[2]) < count or ids != committed:
@@ -274,13 +285,13 @@ def _take_singles(topic: str, transaction: str, value_bytes: int, buffer: bytes,
             if not whole.values:  # the first one is known to be valid
                 whole.transactions.append(transaction)
                 whole.values.append(values[0])
-                position += layout.size
+                position += frame_bytes
             break
         whole.values += values[:same]
-        position += same * layout.size
+        position += same * frame_bytes
         if same < count:
             break
-        stretch *= _STRETCH_GROWTH
+        stretch = _BLOCK
     whole.counts = [1] * len(whole)
     return whole, position
 
@@ -328,9 +339,8 @@ def _take_stretch(values: list[bytes], field: bytes, buffer: bytes, position: in
     if count < _STRETCH_MIN:
         return 0
     stop: int = position + count * frame_bytes
-    rows = struct.Struct(f"{front_bytes}s{value_bytes}s").iter_unpack(memoryview(buffer)[position:stop])
-    fronts, found = zip(*rows, strict=True)
-    if fronts.count(front) != count:
+    found = equal_values(buffer, position + front_bytes, value_bytes, front, count)
+    if not found:
         return 0
     values += found
     return stop
