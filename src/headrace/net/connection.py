@@ -36,6 +36,10 @@ _QUICKACK: Final = getattr(socket, "TCP_QUICKACK", None)
 """Linux only. The kernel clears the option by itself, so it is set again after each read."""
 READ_BYTES_A_TURN: Final = 128 * limits.KIB
 """A connection that delivers this much in one read is read again in the next turn of the loop."""
+REST_BYTES_MIN: Final = 4 * limits.KIB
+"""A smaller read is a few requests, which may share the flush of those before them."""
+REST_SECONDS_MAX: Final = 0.002
+"""Longest pause in reading a peer that does not wait for its replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,8 @@ class Connection:
         self._checked: tuple[int, int] | None = None
         """Bytes received and bytes of an incomplete frame at the last `check_frame`; None: no incomplete frame."""
         self._pauses = 0
+        self._resting: asyncio.TimerHandle | None = None
+        """Ends the pause in reading a peer that does not wait for its replies. It does not count in `_pauses`."""
         self._has_sent = False
         """Whether the session has sent something since the last read."""
         self._largest_unsent = 0
@@ -169,6 +175,7 @@ class Connection:
             # More is waiting, and libuv reads up to 32 times in a turn. The other connections come first.
             self._transport.pause_reading()
             self._loop.call_soon(self._read_on)
+        is_stream = REST_BYTES_MIN <= size_bytes < READ_BYTES_A_TURN and self._session is not None and self._session.owes_reply
         self._has_sent = False
         if self._tls is None:
             self._deliver(data)
@@ -176,6 +183,24 @@ class Connection:
             self._receive_encrypted(self._tls, data)
         if not self._has_sent and not self._is_reply_near() and not self._transport.is_closing():
             self._acknowledge()
+        if is_stream and not self._has_sent:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Do not read until the next reply. The peer sends many small writes and does not wait for the replies to earlier ones.
+
+        What it sends meanwhile would only wait for the disk. Read one by one, writes of 10 KB take three times the CPU time of writes that
+        are read together, and a loop that takes the interpreter for each of them keeps it from the thread that writes the journal.
+        """
+        if self._resting is None and not self._pauses and self._may_switch_reading():
+            self._transport.pause_reading()
+            self._resting = self._loop.call_later(REST_SECONDS_MAX, self._end_rest)
+
+    def _end_rest(self) -> None:
+        if self._resting is not None:
+            self._resting.cancel()
+            self._resting = None
+            self._read_on()
 
     def _acknowledge(self) -> None:
         """Send the TCP acknowledgement that no reply carries. The kernel would delay it by 40 ms, and a client that leaves Nagle's
@@ -219,6 +244,7 @@ class Connection:
 
     def connection_lost(self, failure: Exception | None) -> None:
         self._stop_timer()
+        self._end_rest()
         if self._socket is not None:
             self._socket.detach()
             self._socket = None
@@ -249,6 +275,7 @@ class Connection:
         self._counters.bytes_out += len(frames)
         transport.write(frames)
         self._has_sent = True
+        self._end_rest()
         unsent_bytes = transport.get_write_buffer_size()
         if unsent_bytes > limits.OUTPUT_FREE_BYTES:
             self._largest_unsent = max(self._largest_unsent, len(frames))
@@ -270,8 +297,7 @@ class Connection:
         self._stop_timer()
         self._timer = self._loop.call_later(pause, self._shut_down)
         self._is_pausing = True
-        if self._pauses:
-            self._transport.resume_reading()  # to see the peer leave; what it sends is dropped
+        self._transport.resume_reading()  # to see the peer leave; what it sends is dropped
 
     def _pause_seconds(self) -> float:
         """Return the delay before a close for an error: none if the slot is needed or the peer has left."""
@@ -281,7 +307,7 @@ class Connection:
 
     def _shut_down(self) -> None:
         """Send the remaining output and close the sending half."""
-        is_reading, self._is_pausing = self._is_pausing or not self._pauses, False
+        self._is_pausing = False
         if self._transport.is_closing():
             return
         self._abort_after_linger()
@@ -295,8 +321,7 @@ class Connection:
         except OSError:  # the peer has reset the connection
             self._transport.abort()
             return
-        if not is_reading:
-            self._transport.resume_reading()
+        self._transport.resume_reading()
 
     def pause_reading(self) -> None:
         self._pauses += 1
