@@ -38,7 +38,7 @@ def test_the_extra_of_each_library_is_the_one_of_the_package() -> None:
 
 def test_every_library_that_the_source_imports_is_one_of_the_core_or_in_the_table() -> None:
     core = {"argon2", "backports", "click", "compression", "cryptography", "google_crc32c", "msgspec", "re2", "rich", "uvloop"}
-    only_types = {"mypy_extensions"}  # imported where types are checked or modules compiled, never at run time
+    only_types = {"mypy_extensions", "_typeshed"}  # imported where types are checked or modules compiled, never at run time
     known = core | only_types | sys.stdlib_module_names | {name.partition(".")[0] for name in LIBRARIES} | {"headrace"}
     for path in (ROOT / "src").glob("**/*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -40,9 +40,10 @@ MAY_KNOW: dict[str, set[str]] = {
     # The server side imports the broker; `flight.client` and the modules it has in common with the server import only Arrow.
     "flight": {"headrace.retry", "headrace.broker.*", "headrace.access.*", "headrace.engine.contract"},
     # A task on an executor decodes values itself: the schemas are code without I/O.
-    "spark": {"headrace.retry", "headrace.arrow.*", "headrace.flight.client", "headrace.schemas.*"},
+    "spark": {"headrace.retry", "headrace.heap", "headrace.arrow.*", "headrace.flight.client", "headrace.schemas.*"},
     "arrow": {"headrace.flight.client", "headrace.schemas.*"},
     "server": {
+        "headrace.heap",
         "headrace.sessions.*",
         "headrace.net.*",
         "headrace.broker.*",
@@ -87,6 +88,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "programs": set(),
     "kafka_server": {"headrace.programs"},
     "retry": set(),
+    "heap": set(),
     "__main__": {"headrace.cli"},
 }
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from benchmarks import spark_ceiling
+from benchmarks import spark_ceiling, spark_flight
 from benchmarks.spark import Latency, SparkPlan, Workload, latency_figures, measured
 from headrace.bench.spark import PHASES, SEVEN, VALUE, Pair, Read
 from tests.spark.serving import FlightBroker
@@ -23,14 +23,15 @@ PLAN = SparkPlan(rows=4_000, value_bytes=100, per_trigger=1_000, seconds=1.0)
 @pytest.fixture
 def stage(spark: SparkSession, tmp_path: Path) -> Iterator[Workload]:
     spark_ceiling.register(spark)
-    with FlightBroker(tmp_path / "broker") as broker:
-        made = Workload(spark, broker.address, tmp_path, PLAN)
+    spark_flight.register(spark)
+    with FlightBroker(tmp_path / "broker") as broker, spark_flight.batch_server(tmp_path, PLAN.value_bytes) as bare_address:
+        made = Workload(spark, broker.address, bare_address, tmp_path, PLAN)
         yield made
         made.close()
 
 
-def test_topic_and_ceiling_hold_the_same_rows_of_the_same_columns(stage: Workload) -> None:
-    for source in (stage.ours(SEVEN), stage.ceiling(SEVEN)):
+def test_topic_and_ceilings_hold_the_same_rows_of_the_same_columns(stage: Workload) -> None:
+    for source in (stage.ours(SEVEN), stage.ceiling(SEVEN), stage.bare_flight(SEVEN)):
         options = {name: value for name, value in source.items() if name not in ("maxOffsetsPerTrigger", "perTrigger")}
         frame = stage.spark.read.load(**options)
         assert frame.count() == PLAN.rows

@@ -14,8 +14,9 @@ HERE = Servers(("127.0.0.1:1",))
 
 
 @pytest.fixture
-def frozen() -> Iterator[None]:
-    """Undo what a test freezes."""
+def frozen(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what a test freezes, and leave the heap of the tests alone."""
+    monkeypatch.setattr(connection, "keep_large_chunks", lambda: True)
     gc.unfreeze()
     connection._clients.clear()
     yield
@@ -31,6 +32,17 @@ def test_the_first_connection_of_a_worker_leaves_its_modules_out_of_garbage_coll
     assert frozen_count > 1_000
     connection.connect(HERE)
     assert gc.get_freeze_count() <= frozen_count
+
+
+@pytest.mark.usefixtures("frozen")
+@pytest.mark.parametrize(("task", "calls"), [(object(), 1), (None, 0)])
+def test_the_first_connection_of_a_worker_keeps_the_memory_of_batches(task: object, calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[int] = []
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: task)
+    monkeypatch.setattr(connection, "keep_large_chunks", lambda: kept.append(len(connection._clients)))
+    connection.connect(HERE)
+    connection.connect(HERE)
+    assert kept == [0] * calls, "once, and before the first connection"
 
 
 @pytest.mark.usefixtures("frozen")

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from headrace import __version__
+from headrace.heap import keep_large_chunks
 from headrace.records import Ack
 from headrace.server.api_keys import configured, read_key
 from headrace.server.config import Config
 from headrace.server.descriptors import raise_file_limit
-from headrace.server.heap import keep_large_chunks
 from headrace.server.kafka import EngineKind
 from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile, notify

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pyspark import TaskContext
 
 from headrace.flight.client import FlightClient, Servers
+from headrace.heap import keep_large_chunks
 
 _lock = threading.Lock()
 _clients: dict[tuple[int, Servers], FlightClient] = {}
@@ -28,10 +29,12 @@ def connect(servers: Servers) -> FlightClient:
     with _lock:
         found = _clients.get((os.getpid(), servers))
         if found is None:
-            found = _clients[os.getpid(), servers] = FlightClient(servers)
             if TaskContext.get() is not None:
                 # Spark collects garbage after each task, and would visit all objects of the modules, which stay anyway.
                 gc.freeze()
+                # Each record batch takes as much memory as the one before it. Heaps of threads that exist would stay, so this comes first.
+                keep_large_chunks()
+            found = _clients[os.getpid(), servers] = FlightClient(servers)
         return found
 
 

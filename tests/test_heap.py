@@ -9,7 +9,7 @@ from typing import Final
 
 HEAPS: Final = """
 import ctypes, sys, threading
-from headrace.server.heap import keep_large_chunks
+from headrace.heap import keep_large_chunks
 assert keep_large_chunks()
 barrier = threading.Barrier(4)
 def allocate():
