@@ -23,7 +23,7 @@ from pyarrow import flight as arrow_flight
 from benchmarks import main
 from benchmarks.flight_server import sample
 from headrace.bench import options
-from headrace.bench.children import BenchFailed, child, cpu_seconds, serving, wait_until
+from headrace.bench.children import BenchFailed, child, cpu_seconds, memory_bytes, serving, wait_until
 from headrace.bench.report import Figure, NoteValue, Target, cpu_note
 from headrace.limits import MIB
 from headrace.programs import last_line
@@ -32,6 +32,8 @@ READ_TARGET = Target(at_least=5_000_000)
 APPEND_TARGET = Target(at_least=3_000_000)
 READ_FRACTION_TARGET, APPEND_FRACTION_TARGET = Target(at_least=0.5), Target(at_least=0.6)
 """Of the bare server, which writes nothing to the disk."""
+MEMORY_TARGET = Target(at_most=400)
+"""Of the broker in MB, while it is filled."""
 COLUMNS = ("value",)
 DISK_CHUNK_BYTES: Final = 8 * MIB
 """Size of a write, and of the largest appends that the broker writes at once."""
@@ -76,9 +78,15 @@ def flight_broker(directory: Path, ack: str, profile: Path | None) -> Iterator[E
 
 @contextmanager
 def bare_server(directory: Path, traffic: FlightTraffic) -> Iterator[str]:
-    log = directory / "bare.log"
     sizes = [str(number) for number in (traffic.rows, traffic.value_bytes, traffic.batch_rows)]
-    with child([sys.executable, "-m", "benchmarks.flight_server", *sizes], log) as process:
+    with served_address([sys.executable, "-m", "benchmarks.flight_server", *sizes], directory / "bare.log") as address:
+        yield address
+
+
+@contextmanager
+def served_address(command: list[str], log: Path) -> Iterator[str]:
+    """Run a Flight server that prints its address, and yield the address."""
+    with child(command, log) as process:
         wait_until(lambda: log.stat().st_size > 0, process, log, "the bare Flight server")
         try:
             yield json.loads(last_line(log))["address"]
@@ -175,6 +183,25 @@ def turn(endpoint: Endpoint, bare: str, directory: Path, traffic: FlightTraffic,
         theirs.close()
 
 
+def filled(directory: Path, ack: str, gigabytes: float, traffic: FlightTraffic) -> Figure:
+    """Fill a new broker by appends to one topic, and return the largest memory of its process."""
+    directory.mkdir()
+    with flight_broker(directory, ack, None) as endpoint:
+        peer = Peer(endpoint.address)
+        try:
+            peer.create("filled")
+            seconds, rows, rows_wanted = 0.0, 0, gigabytes * 1e9 / traffic.value_bytes
+            while rows < rows_wanted:
+                seconds += peer.put("filled", traffic)
+                rows += traffic.rows
+        finally:
+            peer.close()
+        peak, after = (memory_bytes(endpoint.pid, field) / 1e6 for field in ("VmHWM", "VmRSS"))
+    return Figure(
+        f"broker memory while {gigabytes:g} GB are appended", "MB", [peak], MEMORY_TARGET, {"MB after": after, "rows/s": rows / seconds}
+    )
+
+
 def figures(ack: str, traffic: FlightTraffic, rates: FlightRates) -> list[Figure]:
     """Return each rate, that of the bare server, and the ratio. The targets apply to 100-byte values."""
     usual = traffic.value_bytes == 100
@@ -200,17 +227,26 @@ def figures(ack: str, traffic: FlightTraffic, rates: FlightRates) -> list[Figure
 @options.size()
 @click.option("--rows", type=click.IntRange(1), default=5_000_000, show_default=True, help="Rows of a turn.")
 @click.option("--batch", "batch_rows", type=click.IntRange(1), default=65_536, show_default=True, help="Rows of a record batch.")
+@click.option("--fill-gb", "fill_gb", type=click.FloatRange(0), default=0.0, help="GB of values to fill a new broker with, for its memory.")
 @options.ack()
 @options.profile()
 def flight(
-    value_bytes: int, repeat: int, output: str, parent: Path | None, rows: int, batch_rows: int, ack: str, profile: Path | None
+    value_bytes: int,
+    repeat: int,
+    output: str,
+    parent: Path | None,
+    rows: int,
+    batch_rows: int,
+    fill_gb: float,
+    ack: str,
+    profile: Path | None,
 ) -> None:
     """Append and read through the Flight endpoint, beside a bare Flight server.
 
     The bare server serves prebuilt record batches from memory and discards what it receives. For the disk, one thread writes and syncs
     the same bytes in chunks of 8 MiB.
     """
-    config: dict[str, NoteValue] = {"rows": rows, "value_bytes": value_bytes, "batch_rows": batch_rows, "ack": ack}
+    config: dict[str, NoteValue] = {"rows": rows, "value_bytes": value_bytes, "batch_rows": batch_rows, "ack": ack, "fill_gb": fill_gb}
     traffic, rates = FlightTraffic(rows, value_bytes, batch_rows), FlightRates()
     with options.measuring("flight", repeat, output, parent, config) as bench:
         with flight_broker(bench.directory, ack, profile) as endpoint, bare_server(bench.directory, traffic) as bare:
@@ -219,6 +255,9 @@ def flight(
                     turn(endpoint, bare, bench.directory, traffic, rates)
         for figure in figures(ack, traffic, rates):
             bench.report.add(figure)
+        if fill_gb:
+            with bench.steps.step(f"fill with {fill_gb:g} GB", int(fill_gb * 1e9 / value_bytes)):
+                bench.report.add(filled(bench.directory / "filled", ack, fill_gb, traffic))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from benchmarks import main, spark_ceiling
+from benchmarks import main, spark_ceiling, spark_flight
 from benchmarks.flight import flight_broker
 from benchmarks.spark_ceiling import NAME as CEILING
+from benchmarks.spark_flight import NAME as BARE_FLIGHT
 from headrace.bench import options
 from headrace.bench.children import BenchFailed
 from headrace.bench.report import Figure, NoteValue, Target, percentile
@@ -53,10 +54,10 @@ class SparkPlan:
 
 
 class Workload:
-    """A Spark session, a filled topic, and a directory for checkpoints."""
+    """A Spark session, a filled topic, a server of prebuilt batches, and a directory for checkpoints."""
 
-    def __init__(self, spark: SparkSession, address: str, directory: Path, plan: SparkPlan) -> None:
-        self.spark, self.address, self.directory, self.plan = spark, address, directory, plan
+    def __init__(self, spark: SparkSession, address: str, bare_address: str, directory: Path, plan: SparkPlan) -> None:
+        self.spark, self.address, self.bare_address, self.directory, self.plan = spark, address, bare_address, directory, plan
         self.client = FlightClient(Servers.parse(address))
         self.topic, self.rows = "bench", plan.rows // PARTITIONS * PARTITIONS
         fill(self.client, self.topic, plan.rows, plan.value_bytes)
@@ -71,6 +72,9 @@ class Workload:
     def ceiling(self, schema: str) -> dict[str, Any]:
         rows = {"rows": self.rows, "size": self.plan.value_bytes, "perTrigger": self.plan.per_trigger}
         return {"format": CEILING, "schema": schema, **rows}
+
+    def bare_flight(self, schema: str) -> dict[str, Any]:
+        return {**self.ceiling(schema), "format": BARE_FLIGHT, "address": self.bare_address}
 
     def batch_read(self, source: dict[str, Any]) -> Read:
         return batch_read(self.spark, source, self.rows)
@@ -193,12 +197,12 @@ def measured(workload: Workload, parts: tuple[str, ...], repeat: int, step: Call
     plan = workload.plan
     kinds: dict[str, list[tuple[Pair, Callable[[], Read], Callable[[], Read]]]] = {"batch": [], "stream": [], "sink": []}
     for columns, schema in (("value", VALUE), ("seven columns", SEVEN)):
-        ours, most = workload.ours(schema), workload.ceiling(schema)
-        kinds["batch"].append(
-            (Pair(f"batch read, {columns}", READ_TARGET), partial(workload.batch_read, ours), partial(workload.batch_read, most))
-        )
-        name = f"stream read, {columns}, {plan.per_trigger:,} rows a trigger"
-        kinds["stream"].append((Pair(name, STREAM_TARGET), partial(workload.stream_read, ours), partial(workload.stream_read, most)))
+        most = workload.ceiling(schema)
+        for ours, of, is_target in ((workload.ours(schema), "", True), (workload.bare_flight(schema), ", bare Flight", False)):
+            pair = Pair(f"batch read, {columns}{of}", READ_TARGET if is_target else None)
+            kinds["batch"].append((pair, partial(workload.batch_read, ours), partial(workload.batch_read, most)))
+            pair = Pair(f"stream read, {columns}, {plan.per_trigger:,} rows a trigger{of}", STREAM_TARGET if is_target else None)
+            kinds["stream"].append((pair, partial(workload.stream_read, ours), partial(workload.stream_read, most)))
     kinds["sink"].append(
         (
             Pair("batch write, durable", SINK_TARGET),
@@ -240,14 +244,20 @@ def spark(
     """Measure Spark over topics, beside the ceiling of any Python source and sink.
 
     batch: a topic into noop. stream: the same in micro-batches. sink: constant rows into a topic, durable. latency: micro-batches of
-    about a hundred arriving rows per second. The ceilings are a source of constant batches and a writer that only counts.
+    about a hundred arriving rows per second. The ceilings are a source of constant batches and a writer that only counts. `bare Flight` is
+    a source that receives such batches over Arrow Flight from a server that keeps them in memory: the most that the broker could reach.
     """
     config: dict[str, NoteValue] = {"rows": rows, "value_bytes": value_bytes, "per_trigger": per_trigger, "master": master}
     plan = SparkPlan(rows, value_bytes, per_trigger, seconds)
-    with options.measuring("spark", repeat, output, parent, config) as bench, flight_broker(bench.directory, "durable", None) as endpoint:
+    with (
+        options.measuring("spark", repeat, output, parent, config) as bench,
+        flight_broker(bench.directory, "durable", None) as endpoint,
+        spark_flight.batch_server(bench.directory, value_bytes) as bare_address,
+    ):
         running = session("headrace benchmarks", master, **{"spark.log.level": "OFF"})
         spark_ceiling.register(running)
-        workload = Workload(running, endpoint.address, bench.directory, plan)
+        spark_flight.register(running)
+        workload = Workload(running, endpoint.address, bare_address, bench.directory, plan)
         try:
             for figure in measured(workload, only or tuple(PARTS), repeat, lambda name: bench.steps.step(name, 1)):
                 bench.report.add(figure)

@@ -73,7 +73,8 @@ class ConstantSource(DataSource):
 
 
 @lru_cache(4)
-def _constant(schema: StructType, size: int) -> pa.RecordBatch:
+def constant(schema: StructType, size: int) -> pa.RecordBatch:
+    """Return a batch of `BATCH_ROWS` equal rows with values of `size` bytes."""
     columns = {
         "key": lambda: pa.nulls(BATCH_ROWS, pa.binary()),
         "value": lambda: pa.array([b"x" * size] * BATCH_ROWS, pa.binary()),
@@ -87,7 +88,7 @@ def _constant(schema: StructType, size: int) -> pa.RecordBatch:
 
 
 def _batches(schema: StructType, size: int, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    batch = _constant(schema, size)
+    batch = constant(schema, size)
     left = partition.count if isinstance(partition, Rows) else 0
     while left > 0:
         yield batch if left >= BATCH_ROWS else batch.slice(0, left)

@@ -85,9 +85,10 @@ def test_latency_reports_percentiles_in_order(protocol: str, tmp_path: Path) -> 
 
 def test_latency_at_a_percentage_of_the_maximum_rate_has_a_target(tmp_path: Path) -> None:
     words = ("--size", "1MiB", "--load-percent", "50", "--duration", "0.2", "--round-trips", "5")
-    loaded, loop, *_ = measured("latency", "--protocol", "flymq", *words, directory=tmp_path)["figures"]
+    loaded, commit, loop, *_ = measured("latency", "--protocol", "flymq", *words, directory=tmp_path)["figures"]
     assert loaded["name"] == "flymq open loop at 50 % of the maximum, durable"
     assert loaded["value"] > 0 and loaded["target"]["at_most"] == 15
+    assert commit["name"] == "bare group commit of the same bytes" and 0 < commit["notes"]["p50"] <= commit["value"]
     assert loop["name"] == f"flymq open loop at {max(1, round(loaded['notes']['maximum records/s'] / 2))}/s, durable"
 
 

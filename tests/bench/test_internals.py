@@ -47,13 +47,14 @@ def test_the_table_goes_to_stdout(tmp_path: Path) -> None:
 
 
 def test_the_flight_endpoint_is_measured_beside_a_bare_server(tmp_path: Path) -> None:
-    report = measured("benchmarks.flight", "--rows", "20000", "--batch", "3000", directory=tmp_path)
-    read, bare_read, read_ratio, append, bare_append, append_ratio, disk, disk_ratio = report["figures"]
+    report = measured("benchmarks.flight", "--rows", "20000", "--batch", "3000", "--fill-gb", "0.003", directory=tmp_path)
+    read, bare_read, read_ratio, append, bare_append, append_ratio, disk, disk_ratio, memory = report["figures"]
     assert read_ratio["value"] == pytest.approx(read["value"] / bare_read["value"])
     assert append_ratio["value"] == pytest.approx(append["value"] / bare_append["value"])
     assert disk_ratio["value"] == pytest.approx(append["value"] / disk["value"])
     assert (read["target"]["at_least"], append["target"]["at_least"]) == (5_000_000, 3_000_000)
     assert (read_ratio["target"]["at_least"], append_ratio["target"]["at_least"]) == (0.5, 0.6)
+    assert memory["value"] >= memory["notes"]["MB after"] > 50 and memory["target"]["at_most"] == 400
 
 
 @pytest.mark.parametrize(("command", "name"), [("publish", "fujin publish, durable"), ("consume", "fujin consume, pushed")])

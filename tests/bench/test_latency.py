@@ -6,14 +6,18 @@ import socket
 import threading
 import time
 from array import array
+from pathlib import Path
 
 import pytest
 
 from headrace.bench import latency as module
+from headrace.bench.bare import bare_server
 from headrace.bench.latency import (
     OpenLoop,
     Replies,
     Slots,
+    commit_figure,
+    commit_loop,
     figures,
     loaded_figure,
     maximum_records,
@@ -23,6 +27,7 @@ from headrace.bench.latency import (
     summary,
 )
 from headrace.bench.protocols.figg import FiggLoad
+from headrace.bench.report import percentile
 from headrace.wire.figg import encode
 from headrace.wire.figg.decode import Decoder
 from headrace.wire.figg.frames import PublishBatch, Role
@@ -168,13 +173,24 @@ def test_the_round_trip_is_shown_above_the_machine() -> None:
 
 def test_the_target_under_load_is_for_half_of_the_maximum_of_figg_and_flymq() -> None:
     loops = [OpenLoop(array("d", [0.001] * 98 + [0.02] * 2))]
-    figure = loaded_figure("figg", "durable", 50, 1_000.4, loops)
+    figure = loaded_figure("figg", "durable", 50, 1_000, loops)
     assert figure.value == pytest.approx(20) and figure.met is False
     assert figure.notes == {"maximum records/s": 1_000}
     others = [("blipmq", "durable", 50), ("figg", "written", 50), ("flymq", "durable", 60)]
-    assert [loaded_figure(protocol, ack, percent, 1.0, loops).target for protocol, ack, percent in others] == [None] * 3
+    assert [loaded_figure(protocol, ack, percent, 1, loops).target for protocol, ack, percent in others] == [None] * 3
 
 
 @pytest.mark.parametrize(("value_bytes", "records"), [(0, 500_000), (100, 500_000), (1 << 20, 256), (1 << 29, 1)])
 def test_the_maximum_rate_is_measured_with_a_bounded_number_of_bytes(value_bytes: int, records: int) -> None:
     assert maximum_records(value_bytes) == records
+
+
+def test_the_bare_group_commit_gets_the_bytes_of_all_records_at_their_rate(tmp_path: Path) -> None:
+    with bare_server(tmp_path) as bare:
+        loop = commit_loop(bare.tcp, FiggLoad(), "t", rate=50_000, records=10_000, value_bytes=10)
+    assert len(loop.latencies) == 10_000 // 5, "the five records of 0.1 ms are one request"
+    assert loop.unsent == 0 and min(loop.latencies) > 0
+    assert (tmp_path / "bare.journal").stat().st_size > 0
+    figure = commit_figure([loop, loop])
+    assert figure.unit == "ms p99" and figure.target is None
+    assert figure.runs[0] == figure.runs[1] == pytest.approx(percentile(sorted(loop.latencies), 99) * 1e3)

@@ -91,14 +91,19 @@ class Broker:
 
     def resident_bytes(self) -> int:
         """Return the resident set size of the process."""
-        with open(f"/proc/{self.pid}/status", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("VmRSS:"):
-                    return int(line.split()[1]) * 1024
-        raise BenchFailed(f"/proc/{self.pid}/status has no VmRSS line")
+        return memory_bytes(self.pid, "VmRSS")
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self.pid)
+
+
+def memory_bytes(pid: int, field: str) -> int:
+    """Return a size from the status of a process: its resident set (`VmRSS`) or the largest one so far (`VmHWM`)."""
+    with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as lines:
+        for line in lines:
+            if line.startswith(f"{field}:"):
+                return int(line.split()[1]) * 1024
+    raise BenchFailed(f"/proc/{pid}/status has no {field} line")
 
 
 def cpu_seconds(pid: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,10 +134,11 @@ def latency(
 ) -> None:  # fmt: skip
     """Measure reply times: an open loop at a fixed rate, and one record at a time.
 
-    At a load of 50 % of the maximum, the p99 of Figg and FlyMQ has a target of 15 ms.
+    At a load of 50 % of the maximum, the p99 of Figg and FlyMQ has a target of 15 ms, and a bare group commit gets the same bytes.
     """
     from headrace.bench import latency as replies
     from headrace.bench import traffic
+    from headrace.bench.bare import bare_server
     from headrace.bench.facts import SyncProbe
     from headrace.bench.protocols import PROTOCOLS as loads
 
@@ -159,11 +160,12 @@ def latency(
     if load_percent is not None:
         config["rate"], config["load_percent"] = "measured", load_percent
     with options.measuring("latency", repeat, output, parent, config) as running:
-        with running.broker(options.Chosen(ack, server, key, profile)) as target:
+        with running.broker(options.Chosen(ack, server, key, profile)) as target, ExitStack() as others:
+            bare = None if load_percent is None else others.enter_context(bare_server(running.directory))
             plan = traffic.Traffic(load, target.address, target.key, replies.maximum_records(value_bytes), value_bytes)
             traffic.warm_up(plan)
-            open_loops, trips, machine = [], [], []
-            maximum = 0.0
+            open_loops, commits, trips, machine = [], [], [], []
+            maximum = 0
             if load_percent is not None:
                 with running.steps.step("maximum rate", 1):
                     maximum = replies.maximum_rate(plan)
@@ -174,6 +176,9 @@ def latency(
                 slots = replies.publish_slots(load, topic, rate=rate, records=records, value_bytes=value_bytes)
                 with running.steps.step(f"open loop {turn + 1}/{repeat}", records) as tick, traffic.logged_in(plan) as (sock,):
                     open_loops.append(replies.open_loop(sock, slots, load.acks(topic), tick))
+                if bare is not None:
+                    with running.steps.step(f"bare group commit {turn + 1}/{repeat}", 1):
+                        commits.append(replies.commit_loop(bare.tcp, load, topic, rate=rate, records=records, value_bytes=value_bytes))
                 topic = traffic.new_topic(plan).name
                 with running.steps.step(f"round trips {turn + 1}/{repeat}", round_trips), traffic.logged_in(plan) as (sock,):
                     with closing(SyncProbe(running.directory, value_bytes + replies.RECORD_OVERHEAD_BYTES, round_trips)) as probe:
@@ -182,6 +187,7 @@ def latency(
                     machine.append(own)
         if load_percent is not None:
             running.report.add(replies.loaded_figure(protocol_name, ack, load_percent, maximum, open_loops))
+            running.report.add(replies.commit_figure(commits))
         for figure in replies.figures(protocol_name, ack, rate, open_loops, trips, machine):
             running.report.add(figure)
 

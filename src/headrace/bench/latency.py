@@ -3,6 +3,9 @@
 *Open loop*: sends records at fixed times, whether or not earlier ones are acknowledged. Each latency counts from the intended send time,
 so a stall of one second shows in every record that was due in it. A client that waits for replies would hide it (coordinated omission).
 
+*Bare group commit*: the same bytes at the same times to a server that only writes and syncs them. Machine and load generator take this long
+without a broker.
+
 *Round trips*: sends one record at a time. Compare them with the machine's own write + fdatasync.
 """
 
@@ -20,8 +23,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from headrace.bench import traffic
-from headrace.bench.children import BenchFailed
-from headrace.bench.load import CHUNK_BYTES, READ_BYTES, STALL_SECONDS, TICK_SECONDS, Meter, Tick, sample_values
+from headrace.bench.bare import Kind, head
+from headrace.bench.children import Address, BenchFailed
+from headrace.bench.load import CHUNK_BYTES, READ_BYTES, STALL_SECONDS, TICK_SECONDS, Meter, Tick, connected, sample_values
 from headrace.bench.protocols import ProtocolLoad
 from headrace.bench.report import Figure, NoteValue, Target, percentile
 from headrace.extras import needs
@@ -175,14 +179,38 @@ def open_loop(sock: socket.socket, slots: Slots, meter: Meter, tick: Tick | None
     return OpenLoop(replies.latencies(slots.rate, slots.records), slots.records - slots.taken)
 
 
+class ByteMeter:
+    """Counts replies of one byte."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def feed(self, received: bytearray, size: int) -> bytes:
+        self.count += size
+        return b""
+
+
+def commit_loop(address: Address, load: ProtocolLoad, topic: str, *, rate: int, records: int, value_bytes: int) -> OpenLoop:
+    """Send as many bytes to a bare group commit. The records of one slot are one request, so that the server does nothing per record."""
+    size = max(1, rate // _SLOTS_PER_SECOND_MAX)
+    request_bytes = size * len(load.publish(topic, sample_values(value_bytes, 1), 0))
+    slots = Slots(lambda first, end: bytes((end - first) * request_bytes), rate=max(1, rate // size), records=max(1, records // size))
+    with connected(address) as (sock,):
+        sock.sendall(head(Kind.COMMIT, request_bytes, 1))
+        return open_loop(sock, slots, ByteMeter())
+
+
 def maximum_records(value_bytes: int) -> int:
     """Return the number of records of a publish that measures the maximum rate."""
     return max(1, min(_MAXIMUM_RECORDS, _MAXIMUM_BYTES // max(1, value_bytes)))
 
 
-def maximum_rate(plan: traffic.Traffic) -> float:
-    """Return the records per second of one connection at full speed: the median of several publishes."""
-    return statistics.median(plan.records / traffic.publish(plan, traffic.new_topic(plan)) for _ in range(_MAXIMUM_TURNS))
+def maximum_rate(plan: traffic.Traffic) -> int:
+    """Return the records per second of one connection at full speed: the median of several publishes.
+
+    Whole records, so that the rate of an open loop follows from the maximum that the report shows.
+    """
+    return round(statistics.median(plan.records / traffic.publish(plan, traffic.new_topic(plan)) for _ in range(_MAXIMUM_TURNS)))
 
 
 def round_trips(
@@ -241,14 +269,21 @@ def summary(latencies: Iterable[float]) -> dict[str, NoteValue]:
     return shown
 
 
-def loaded_figure(protocol: str, ack: str, percent: int, maximum: float, open_loops: Sequence[OpenLoop]) -> Figure:
+def loaded_figure(protocol: str, ack: str, percent: int, maximum: int, open_loops: Sequence[OpenLoop]) -> Figure:
     """Return the p99 at a percentage of the maximum rate."""
     has_target = protocol in LOADED_PROTOCOLS and ack == "durable" and percent == LOADED_PERCENT
     runs = [percentile(sorted(loop.latencies), 99) * 1e3 for loop in open_loops]
-    notes: dict[str, NoteValue] = {"maximum records/s": round(maximum)}
+    notes: dict[str, NoteValue] = {"maximum records/s": maximum}
     return Figure(
         f"{protocol} open loop at {percent} % of the maximum, {ack}", "ms p99", runs, LOADED_TARGET if has_target else None, notes
     )
+
+
+def commit_figure(open_loops: Sequence[OpenLoop]) -> Figure:
+    """Return the p99 of the bare group commit."""
+    latencies = [sorted(loop.latencies) for loop in open_loops]
+    notes: dict[str, NoteValue] = {"p50": statistics.median(percentile(times, 50) * 1e3 for times in latencies)}
+    return Figure("bare group commit of the same bytes", "ms p99", [percentile(times, 99) * 1e3 for times in latencies], notes=notes)
 
 
 def figures(

@@ -13,6 +13,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import cycle, islice
 from statistics import fmean, median
 from typing import Final, TypeAlias
@@ -233,23 +234,22 @@ class TransactionMeter:
     def _take_begun(self, held: bytes, at: int, frame_bytes: int, id_bytes: int) -> tuple[Sequence[bytes], int]:
         """Return the ids of this group of which there are replies, and the position after them. There is one at least."""
         front, count = held[at : at + _REPLY.size], min(_OPEN - self._begun % _OPEN, (len(held) - at) // frame_bytes)
-        layout = struct.Struct(f"{len(front)}s{id_bytes}s{frame_bytes - len(front) - id_bytes}x")
-        fronts, ids = zip(*layout.iter_unpack(memoryview(held)[at : at + count * frame_bytes]), strict=True)
-        count = _same(fronts, front)  # fewer if the ids become longer
+        fields = _begun_layout(id_bytes, frame_bytes, count).unpack_from(held, at)
+        count = _same(fields[0::2], front)  # fewer if the ids become longer
         self._begun += count
-        return ids[:count], at + count * frame_bytes
+        return fields[1 : 2 * count : 2], at + count * frame_bytes
 
     def _take_committed(self, held: bytes, at: int, commit_at: int) -> int:
         """Count the transactions of one record whose replies are complete and have the same sizes. Return the position after them; 0 if
         there are none."""
         if len(held) - commit_at < HEADER_BYTES or held[commit_at + 2] != Opcode.TXN_COMMIT:
             return 0
-        fronts = held[at : at + HEADER_BYTES], held[commit_at : commit_at + HEADER_BYTES]
-        commit_bytes = HEADER_BYTES + payload_bytes(fronts[1])
-        pair_bytes = commit_at - at + commit_bytes
+        pair_bytes = commit_at - at + HEADER_BYTES + payload_bytes(held[commit_at : commit_at + HEADER_BYTES])
         count = min((len(held) - at) // pair_bytes, len(self._records))
-        layout = struct.Struct(f"8s{commit_at - at - HEADER_BYTES}x8s{commit_bytes - HEADER_BYTES}x")
-        count = _same(list(layout.iter_unpack(memoryview(held)[at : at + count * pair_bytes])), fronts)
+        for first in (at, commit_at):
+            for position in range(first, first + HEADER_BYTES):
+                # The same byte of all headers. Few calls for many replies, so that the generator does not measure itself.
+                count = _same(held[position : at + count * pair_bytes : pair_bytes], held[position])
         self.count += count
         for _ in range(count):
             self._records.popleft()
@@ -259,20 +259,35 @@ class TransactionMeter:
         """Return the requests of the next transactions, which have just begun."""
         started = [self._waiting.popleft() for _ in range(min(len(ids), len(self._waiting)))]
         self._records += map(len, started)
-        if not self._is_single:
-            return [_requests(id.decode(), self._topic, values) for id, values in zip(ids, started, strict=False)]
-        (value,) = started[0] if started else (b"",)
-        whole = _requests(ids[0].decode(), self._topic, [value])
-        id_at = whole.index(ids[0])
+        if not started:
+            return []
         # All values have the same size, so nothing but ids and values differs.
-        front, commit = whole[:id_at], whole[-len(ids[0]) - HEADER_BYTES - 2 : -len(ids[0])]
-        middle = whole[id_at + len(ids[0]) : -len(commit) - len(ids[0]) - len(value)]
-        return [part for id, (value,) in zip(ids, started, strict=False) for part in (front, id, middle, value, commit, id)]
+        whole, (first, *_) = _requests(ids[0].decode(), self._topic, started[0][:1]), ids
+        id_at, commit_at = whole.index(first), len(whole) - len(first) - HEADER_BYTES - 2
+        front, commit = whole[:id_at], whole[commit_at : -len(first)]
+        middle = whole[id_at + len(first) : commit_at - len(started[0][0])]
+        if not self._is_single:
+            heads = [front + id + middle for id in ids]
+            return [part for id, head, values in zip(ids, heads, started, strict=False) for part in (head, head.join(values), commit, id)]
+        parts = [b""] * (6 * len(started))
+        parts[0::6] = [front] * len(started)
+        parts[1::6] = parts[5::6] = ids[: len(started)]
+        parts[2::6] = [middle] * len(started)
+        parts[3::6] = [value for (value,) in started]
+        parts[4::6] = [commit] * len(started)
+        return parts
 
 
-def _same(found: Sequence[object], expected: object) -> int:
+@lru_cache(maxsize=512)
+def _begun_layout(id_bytes: int, frame_bytes: int, count: int) -> struct.Struct:
+    """All up to the id, and the id, of so many replies to TXN_BEGIN."""
+    return struct.Struct(f"{_REPLY.size}s{id_bytes}s{frame_bytes - _REPLY.size - id_bytes}x" * count)
+
+
+def _same(found: bytes | Sequence[object], expected: object) -> int:
     """Return how many items at the front are as expected."""
-    return len(found) if found.count(expected) == len(found) else next(index for index, one in enumerate(found) if one != expected)
+    items: Sequence[object] = found
+    return len(items) if items.count(expected) == len(items) else next(index for index, one in enumerate(items) if one != expected)
 
 
 def _requests(id: str, topic: str, values: Sequence[bytes]) -> bytes:
