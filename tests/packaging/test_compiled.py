@@ -57,6 +57,13 @@ def test_a_compiled_function_binds_a_name_to_exceptions_of_one_type(name: str) -
                 assert types.setdefault(handler.name, caught) == caught, f"{name}:{handler.lineno}"
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_no_compiled_class_is_acyclic(name: str) -> None:
+    """Freeing such an object inside deeply nested ones overwrites other memory (tests/storage/test_batch_freeing.py)."""
+    for node in ast.walk(ast.parse((ROOT / "src" / name).read_text(encoding="utf-8"))):
+        assert not (isinstance(node, ast.keyword) and node.arg == "acyclic"), f"{name}:{node.lineno}"
+
+
 def test_mypyc_accepts_every_compiled_module(tmp_path: Path) -> None:
     script = "import pathlib, sys; sys.path.insert(0, '..'); import hatch_build; hatch_build.extensions(pathlib.Path(sys.argv[1]))"
     command = [sys.executable, "-c", script, str(tmp_path)]
