@@ -492,7 +492,6 @@ class Store:
         for ahead in build_each(pending.values(), now, small, written.partitions, written.batches):
             if ahead.is_large:
                 large.hold(ahead)
-            if ahead.is_large:
                 large.write(ahead.partition, built_large(ahead, now, small=small))
             else:
                 written.others.append((ahead.partition, self._build(ahead, now, small)))
