@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from headrace.errors import BrokerError
 from headrace.limits import KIB, MIB
 from headrace.records import Ack, AnyBatch, Appended, AppendedEach
+from headrace.storage.batch import Built
+from headrace.storage.partition import Partition
 from headrace.storage.pending import Pending
 
 FLUSH_BYTES_MAX: Final = 2 * MIB
@@ -38,31 +39,36 @@ Completion: TypeAlias = tuple[Callable[[Any], None], "list[Appended] | AppendedE
 """The `done` of an append, and its result."""
 
 
-@dataclass(slots=True)
 class Staged:
     """One atomic append that waits for the writer."""
 
-    appends: Sequence[tuple[int, AnyBatch | LateBatch]]
-    ack: Ack
-    now: int
-    done: Done
-    size_bytes: int
+    __slots__ = ("ack", "appends", "done", "now", "size_bytes")
+
+    def __init__(self, appends: Sequence[tuple[int, AnyBatch | LateBatch]], ack: Ack, now: int, done: Done, size_bytes: int) -> None:
+        self.appends = appends
+        self.ack, self.now, self.done, self.size_bytes = ack, now, done, size_bytes
 
     def logs(self) -> Iterable[int]:
         return [log for log, _ in self.appends]
 
 
-@dataclass(slots=True)
 class StagedEach:
     """Independent records that wait for the writer: each value goes to the log with the same index."""
 
-    logs_of: Sequence[int]
-    values: Sequence[bytes]
-    keys: Sequence[bytes | None] | None
-    ack: Ack
-    now: int
-    done: DoneEach
-    size_bytes: int
+    __slots__ = ("ack", "done", "keys", "logs_of", "now", "size_bytes", "values")
+
+    def __init__(
+        self,
+        logs_of: Sequence[int],
+        values: Sequence[bytes],
+        keys: Sequence[bytes | None] | None,
+        ack: Ack,
+        now: int,
+        done: DoneEach,
+        size_bytes: int,
+    ) -> None:
+        self.logs_of, self.values, self.keys = logs_of, values, keys
+        self.ack, self.now, self.done, self.size_bytes = ack, now, done, size_bytes
 
     def logs(self) -> Iterable[int]:
         return self.logs_of
@@ -71,16 +77,33 @@ class StagedEach:
 AnyStaged: TypeAlias = Staged | StagedEach
 
 
-@dataclass(slots=True)
 class Placed:
     """Appends of one flush that have their offsets."""
 
-    items: list[AnyStaged]
-    now: int
-    small: bool
-    """Whether all of them together are below the size of one batch."""
-    pending: dict[int, Pending] = field(default_factory=dict)
-    completions: dict[Ack, list[Completion]] = field(default_factory=lambda: {Ack.NONE: [], Ack.WRITTEN: [], Ack.DURABLE: []})
+    __slots__ = ("is_durable", "is_small", "items", "now", "pending", "waiting")
+
+    def __init__(self, items: list[AnyStaged], now: int, *, is_small: bool) -> None:
+        self.items, self.now = items, now
+        self.is_small = is_small
+        """Whether all of them together are below the size of one batch."""
+        self.pending: dict[int, Pending] = {}
+        self.waiting: list[Completion] = []
+        """Completions that wait for the frame. Those of appends with `Ack.NONE` do not."""
+        self.is_durable = False
+        """Whether one of them waits for the sync."""
+
+
+class Written:
+    """Batches of the frame of one flush."""
+
+    __slots__ = ("batches", "others", "partitions")
+
+    def __init__(self) -> None:
+        self.partitions: list[Partition] = []
+        """Logs that get one batch of values only."""
+        self.batches: list[Built] = []
+        """Of `partitions`, in the same order."""
+        self.others: list[tuple[Partition, list[Built]]] = []
 
 
 class Waiting:

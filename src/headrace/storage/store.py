@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, TypeAlias
@@ -38,9 +38,10 @@ from headrace.storage.opened import OpenedBatches
 from headrace.storage.partition import LogOptions, Partition, StoreContext
 from headrace.storage.pending import Pending, build_each, count_records, first_pending, place_each, push_each
 from headrace.storage.recovery import RecoveryReport, recover
-from headrace.storage.staged import AnyStaged, Completion, Done, DoneEach, LateBatch, Placed, Staged, StagedEach, Waiting
+from headrace.storage.staged import AnyStaged, Completion, Done, DoneEach, LateBatch, Placed, Staged, StagedEach, Waiting, Written
 
 STAGED_BYTES_MAX: Final = 512 * MIB
+_NONE, _DURABLE = Ack.NONE, Ack.DURABLE
 _SINGLE_BYTES_MAX: Final = 64 * KIB
 """Size of a value that is built as a single record. It is no large append by itself."""
 
@@ -64,17 +65,6 @@ class StoreOptions:
     key: bytes | None = field(default=None, repr=False)
     ticks: Callable[[], float] = lambda: 0.0
     """Seconds of a monotonic clock, for the durations in `StoreCounters`."""
-
-
-@dataclass(slots=True)
-class Written:
-    """Batches of the frame of one flush."""
-
-    partitions: list[Partition] = field(default_factory=list)
-    """Logs that get one batch of values only."""
-    batches: list[Built] = field(default_factory=list)
-    """Of `partitions`, in the same order."""
-    others: list[tuple[Partition, list[Built]]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -325,17 +315,14 @@ class Store:
         staged = self._waiting.take()
         if not staged:
             return is_begun
-        with self._flushing(staged):
-            placed = self._placed(staged, self.options.large_bytes)
-            if placed is not None:
-                self._commit(placed.pending, placed.completions, placed.now, placed.small)
+        self._flushing(staged, lambda: self._write_placed(staged))
         return True
 
-    @contextlib.contextmanager
-    def _flushing(self, staged: list[AnyStaged]) -> Iterator[None]:
+    def _flushing(self, staged: list[AnyStaged], step: Callable[[], None]) -> None:
+        """Take a step of the flush of these appends."""
         began = self.options.ticks()
         try:
-            yield
+            step()
             self.counters.append_duration.observe(self.options.ticks() - began)
         except BaseException as failure:
             # A defect must not leave a caller waiting forever. A second result for the same append is ignored.
@@ -343,22 +330,29 @@ class Store:
             self.deliver([(item.done, error) for item in staged], [])
             raise
 
+    def _write_placed(self, staged: list[AnyStaged]) -> None:
+        placed = self._placed(staged, self.options.large_bytes)
+        if placed is not None:
+            self._commit(placed)
+
     def _begin_large(self, thread: LargeThread[Written]) -> bool:
         """Let the other thread write the segments of a large append, if enough is staged."""
         staged = self._waiting.take_large()
         if not staged:
             return False
-        placed: Placed | None = None
+
+        def begin() -> None:
+            placed = self._placed(staged, self._waiting.bulk_bytes_min)
+            if placed is not None:
+                large = LargeAppends(self.files, self.maintenance)
+                self._large_placed = placed, large
+                thread.begin(large, partial(self._prepare, placed, large))
+
         try:
-            with self._flushing(staged):
-                placed = self._placed(staged, self._waiting.bulk_bytes_min)
+            self._flushing(staged, begin)
         finally:
-            if placed is None:
+            if self._large_placed is None:
                 self._waiting.release()
-        if placed is not None:
-            large = LargeAppends(self.files, self.maintenance)
-            self._large_placed = placed, large
-            thread.begin(large, partial(self._prepare, placed.pending, placed.now, placed.small, large))
         return True
 
     def _commit_large(self, thread: LargeThread[Written]) -> None:
@@ -366,8 +360,7 @@ class Store:
         assert self._large_placed is not None
         placed, large = self._large_placed
         try:
-            with self._flushing(placed.items):
-                self._commit_prepared(placed.pending, placed.completions, large, thread.result)
+            self._flushing(placed.items, lambda: self._commit_prepared(placed, large, thread.result))
         finally:
             self._large_placed = None
             thread.end()
@@ -382,18 +375,21 @@ class Store:
         now, size = staged[0].now, staged[0].size_bytes
         for item in staged[1:]:
             now, size = max(now, item.now), size + item.size_bytes
-        placed = Placed(staged, now, size <= BATCH_BYTES_TARGET)
-        pending, completions = placed.pending, placed.completions
+        placed = Placed(staged, now, is_small=size <= BATCH_BYTES_TARGET)
+        pending, ordered = placed.pending, list[Completion]()
         for item in staged:
             result = self._place_each(item, pending, now) if isinstance(item, StagedEach) else self._place(item, pending, now)
-            completions[item.ack].append((item.done, result))
-        if completions[Ack.NONE]:
-            self.deliver(completions[Ack.NONE], [])
+            ack = item.ack
+            if ack is _DURABLE:
+                placed.is_durable = True
+            (ordered if ack is _NONE else placed.waiting).append((item.done, result))
+        if ordered:
+            self.deliver(ordered, [])
         if not pending:
-            if waiting := completions[Ack.WRITTEN] + completions[Ack.DURABLE]:
-                self.deliver(waiting, [])
+            if placed.waiting:
+                self.deliver(placed.waiting, [])
             return None
-        if size >= large_bytes and completions[Ack.DURABLE]:
+        if size >= large_bytes and placed.is_durable:
             for ahead in pending.values():
                 ahead.is_large = _is_large(ahead, large_bytes)
         return placed
@@ -447,19 +443,17 @@ class Store:
             placed.failed[index] = Unavailable(f"log {item.logs_of[index]} was deleted before the append was written")
         return placed
 
-    def _commit(self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int, small: bool) -> None:
+    def _commit(self, placed: Placed) -> None:
         """Write the frame, sync it if an append requires it, and deliver the results."""
         with LargeAppends(self.files, self.maintenance) as large:
-            self._commit_prepared(pending, completions, large, lambda: self._prepare(pending, now, small, large))
+            self._commit_prepared(placed, large, lambda: self._prepare(placed, large))
 
-    def _commit_prepared(
-        self, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], large: LargeAppends, prepared: Callable[[], Written]
-    ) -> None:
-        waiting = completions[Ack.WRITTEN] + completions[Ack.DURABLE]
+    def _commit_prepared(self, placed: Placed, large: LargeAppends, prepared: Callable[[], Written]) -> None:
+        pending, waiting = placed.pending, placed.waiting
         error: BrokerError
         try:
             written = self._write(pending, large, prepared)
-            if completions[Ack.DURABLE]:
+            if placed.is_durable:
                 self._sync()
         except (SyncFailed, BrokerError) as failure:
             error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the log failed: {failure}")
@@ -483,13 +477,13 @@ class Store:
         self.journal.sync()
         self.counters.sync_duration.observe(self.options.ticks() - began)
 
-    def _prepare(self, pending: dict[int, Pending], now: int, small: bool, large: LargeAppends) -> Written:
+    def _prepare(self, placed: Placed, large: LargeAppends) -> Written:
         """Build all batches, write large appends to their segments and sync these. Returns the batches for the frame.
 
         Raises `OSError`, `MemoryError` and `SyncFailed`.
         """
-        written = Written()
-        for ahead in build_each(pending.values(), now, small, written.partitions, written.batches):
+        written, now, small = Written(), placed.now, placed.is_small
+        for ahead in build_each(placed.pending.values(), now, small, written.partitions, written.batches):
             if ahead.is_large:
                 large.hold(ahead)
                 large.write(ahead.partition, built_large(ahead, now, small=small))

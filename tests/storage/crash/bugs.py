@@ -14,7 +14,6 @@ import pytest
 from google_crc32c import value as crc32c
 
 from headrace.errors import CorruptData, DiskFull
-from headrace.records import Ack
 from headrace.storage import compaction, joining, journal, maintenance, recovery, segment, store
 from headrace.storage.batch import EXPIRIES, KEYS, TIMESTAMPS, Built, BuiltInPlace, StoredBatch
 from headrace.storage.crypt import Keyring
@@ -26,7 +25,7 @@ from headrace.storage.manifest import Checkpointed
 from headrace.storage.partition import Partition
 from headrace.storage.pending import Pending
 from headrace.storage.segment import Segment, SparseIndex
-from headrace.storage.staged import Completion
+from headrace.storage.staged import Placed
 from headrace.storage.store import Store
 from tests.storage_faults.simulated import SimulatedFile, SimulatedFiles
 
@@ -72,10 +71,10 @@ def _without(patch: pytest.MonkeyPatch, owner: object, step: str, below: type, c
 def _(patch: pytest.MonkeyPatch) -> None:
     commit = Store._commit
 
-    def hasty(self: Store, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int, small: bool) -> None:
-        self.deliver(completions[Ack.WRITTEN] + completions[Ack.DURABLE], list(pending))
-        nothing: list[Completion] = [(lambda outcome: None, [])]
-        commit(self, pending, {Ack.NONE: [], Ack.WRITTEN: [], Ack.DURABLE: nothing if completions[Ack.DURABLE] else []}, now, small)
+    def hasty(self: Store, placed: Placed) -> None:
+        self.deliver(placed.waiting, list(placed.pending))
+        placed.waiting = [(lambda outcome: None, [])]
+        commit(self, placed)
 
     patch.setattr(Store, "_commit", hasty)
 
