@@ -15,9 +15,10 @@ from headrace.access.administration import Caller
 from headrace.broker.authorizer import Principal
 from headrace.errors import LoginFailed, LoginThrottled, Unavailable
 from headrace.flight.calls import Calls
-from headrace.flight.connections import ConnectionLimits, connections, surplus
+from headrace.flight.connections import ConnectionLimits, ConnectionWatch, connections, surplus
 from headrace.flight.endpoint import EndpointSettings
 from headrace.flight.login import PendingLogins
+from headrace.flight.sockets import Address, open_files
 from headrace.limits import (
     FLIGHT_CALLS_MAX,
     FLIGHT_CALLS_RESERVED,
@@ -118,6 +119,31 @@ def test_connections_beyond_the_limit_are_ended_and_calls_go_on() -> None:
         assert not waiting.is_alive()
         for peer in idle:
             peer.close()
+
+
+def test_connections_are_counted_only_where_a_limit_can_be_exceeded_or_a_call_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def count(port: int) -> list[Address]:
+        counted.append(port)
+        return []
+
+    monkeypatch.setattr("headrace.flight.connections.connections", count)
+    now = [0.0]
+    calls = Calls(10, clock=lambda: now[0])
+
+    def count_with(limits: ConnectionLimits) -> list[int]:
+        counted.clear()
+        ConnectionWatch(1, calls, limits).check()
+        return counted
+
+    files = open_files()
+    assert count_with(ConnectionLimits(files + 100, files + 100)) == []
+    assert count_with(ConnectionLimits(1, files + 100)) == [1]
+    assert count_with(ConnectionLimits(files + 100, 1)) == [1]
+    calls.arrive(is_opening=True)
+    now[0] += FLIGHT_OPENING_SECONDS_MAX
+    assert count_with(ConnectionLimits(files + 100, files + 100)) == [1]
 
 
 def test_the_address_with_the_most_connections_loses_them_and_those_without_a_call_first() -> None:

@@ -3,6 +3,9 @@
 gRPC accepts every connection, and `pyarrow` cannot set a limit. So the connections are counted once a second in the kernel's table, and
 those beyond the limit are shut down: first those without a call in progress, from the address that has the most. The same happens when
 a call has waited too long for its first message, because `pyarrow` does not report the peer of that call.
+
+The kernel looks through the connections of the whole system for that table, which takes 10 ms of processor time. A process that has fewer
+open files than the limits allow connections needs no count.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from headrace.flight.calls import Calls
-from headrace.flight.sockets import Address, address_of, shut
+from headrace.flight.sockets import Address, address_of, open_files, shut
 from headrace.limits import CONNECTIONS_PER_IP_MAX, FLIGHT_CONNECTIONS_MAX
 
 _log = logging.getLogger(__name__)
@@ -47,6 +50,8 @@ class ConnectionWatch:
         served = [address for peer in self._calls.peers if (address := address_of(peer)) is not None]
         late = self._calls.late_openings
         self._late_checks = self._late_checks + 1 if late else 0
+        if not late and open_files() <= min(self._limits.connections_max, self._limits.per_ip_max):
+            return 0
         found = connections(self._port)
         chosen = set(surplus(found, set(served), self._limits))
         if late:
