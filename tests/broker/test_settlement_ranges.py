@@ -26,7 +26,7 @@ async def opened(count: int = 100, **columns: object) -> tuple[Harness, Member]:
 
 def entries_of(member: Member) -> int:
     consumer: GroupConsumer = member._consumer
-    return len(consumer._entries)
+    return consumer.unsettled
 
 
 async def test_a_range_is_one_entry_and_its_ids_are_consecutive() -> None:

@@ -13,11 +13,11 @@ there.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Final, Literal
 
 from headrace.broker.groups.background import DeadLetterMoves, GroupContext, ProgressCommits
+from headrace.broker.groups.deliveries import Deliveries, consecutive
 from headrace.broker.groups.membership import PATIENCE_MS, Mode, assign
 from headrace.broker.groups.progress import AdjacentBatches, Entry, MemberState, PartitionProgress, Row, State, rows_of
 from headrace.broker.groups.taking import Taking
@@ -60,11 +60,7 @@ class GroupConsumer:
         self._is_over = False
         self._context = context
         self._idle, self._over = idle, over
-        self._entries: dict[int, Entry] = {}
-        self._entries_max = 0
-        self._ranges: list[int] = []
-        """Ids of the entries that are ranges, in order."""
-        self._next_id = 1
+        self._deliveries = Deliveries()
         self._locks: dict[int, asyncio.Lock] = {}
         self._unwatch: list[Callable[[], None]] = []
         self._timer: Timer | None = None
@@ -76,12 +72,12 @@ class GroupConsumer:
     @property
     def is_needed(self) -> bool:
         """Whether it knows something that a successor would not find in the committed offsets."""
-        return bool(self._entries) or any(progress.floor != progress.committed for progress in self.partitions.values())
+        return self._deliveries.count > 0 or any(progress.floor != progress.committed for progress in self.partitions.values())
 
     @property
     def unsettled(self) -> int:
         """Deliveries that wait for an ack, or for the next attempt."""
-        return len(self._entries)
+        return self._deliveries.count
 
     # Members
 
@@ -97,14 +93,14 @@ class GroupConsumer:
 
     def join(self, member: MemberState) -> None:
         self.members.append(member)
-        self._entries_max += member.policy.unsettled_max
+        self._deliveries.count_max += member.policy.unsettled_max
         self._count_members()
         self.rebalance()
 
     def leave(self, member: MemberState) -> asyncio.Future[None]:
         """Requeue what the member has in flight. Resolves when the progress is committed or the commit has failed."""
         self.members.remove(member)
-        self._entries_max -= member.policy.unsettled_max
+        self._deliveries.count_max -= member.policy.unsettled_max
         self._count_members()
         now = self._context.clock()
         for entry in list(member.in_flight.values()):
@@ -112,9 +108,7 @@ class GroupConsumer:
                 self._failed(entry, 0, "consumer left")
             else:
                 self._requeue(entry, now)
-        for entry in self._entries.values():
-            if entry.holder is member:
-                entry.holder = None
+        self._deliveries.release(member)
         self.rebalance()
         return self._spawn(self._finish())
 
@@ -296,7 +290,7 @@ class GroupConsumer:
         for partition, progress in self.partitions.items():
             if not member.accepts(partition) or self._locks[partition].locked() or progress.next_due() is not None:
                 return None
-            if not progress.buffered or records_max > member.room or len(self._entries) >= self._entries_max:
+            if not progress.buffered or records_max > member.room or self._deliveries.room <= 0:
                 return None
             first = progress.buffered[0]
             if records_max > len(first) or first.expires or first.has_headers:
@@ -306,9 +300,9 @@ class GroupConsumer:
                 return None
             progress.drop_buffered(records_max)
             if records_max == 1:
-                entry = self._deliver_new(progress, batch.first_offset, None, member, now)
+                entry = self._deliveries.add(progress, batch.first_offset, None, member, now)
             else:
-                entry = self._deliver_range(progress, batch, member, now)
+                entry = self._deliveries.add_range(progress, batch, member, now)
             self._set_ack_timer(member, now)
             return entry.id, batch
         return None
@@ -358,7 +352,7 @@ class GroupConsumer:
 
     def _take_buffered(self, taking: Taking, progress: PartitionProgress) -> None:
         now, member = self._context.clock(), taking.member
-        room = self._entries_max - len(self._entries)
+        room = self._deliveries.room
         if member.policy.chunks:
             if room > 0:
                 self._take_chunk(taking, progress, now)
@@ -370,14 +364,14 @@ class GroupConsumer:
             batch = progress.pop_buffered(fitting)
             if is_range:
                 taking.count(batch)
-                taking.chunks.append((self._deliver_range(progress, batch, member, now), [batch]))
+                taking.chunks.append((self._deliveries.add_range(progress, batch, member, now), [batch]))
                 room -= 1
                 continue
             for row in rows_of(batch):
                 if row.is_expired(now):
                     self._commits.soon()
                 else:
-                    taking.add(self._deliver_new(progress, row.offset, None, member, now), row)
+                    taking.add(self._deliveries.add(progress, row.offset, None, member, now), row)
                     room -= 1
 
     def _take_chunk(self, taking: Taking, progress: PartitionProgress, now: int) -> None:
@@ -392,27 +386,9 @@ class GroupConsumer:
         living = unexpired(batches, now)
         if living:
             chunk = batches[0] if len(batches) == 1 else AdjacentBatches(batches)
-            taking.chunks.append((self._deliver_new(progress, chunk.first_offset, chunk, taking.member, now), living))
+            taking.chunks.append((self._deliveries.add(progress, chunk.first_offset, chunk, taking.member, now), living))
         else:
             self._commits.soon()
-
-    def _deliver_new(
-        self, progress: PartitionProgress, offset: int, chunk: Batch | AdjacentBatches | None, member: MemberState, now: int
-    ) -> Entry:
-        entry = progress.deliver_new(self._new_id(), offset, chunk, member, now)
-        self._entries[entry.id] = entry
-        return entry
-
-    def _deliver_range(self, progress: PartitionProgress, batch: Batch, member: MemberState, now: int) -> Entry:
-        entry = progress.deliver_new(self._new_id(len(batch)), batch.first_offset, batch, member, now, is_range=True)
-        self._entries[entry.id] = entry
-        insort(self._ranges, entry.id)
-        return entry
-
-    def _new_id(self, count: int = 1) -> int:
-        """Return the first of so many unused ids."""
-        self._next_id += count
-        return self._next_id - count
 
     async def _fill_buffer(self, progress: PartitionProgress) -> None:
         engine = self._context.engine
@@ -448,41 +424,25 @@ class GroupConsumer:
 
     def held(self, member: MemberState, id: int) -> Entry | None:
         """Return the entry of a single record or a chunk if this member received it last. A range that has it becomes single records."""
-        entry = self._find(id)
-        if entry is None or entry.holder is not member:
-            return None
-        if entry.is_range:
-            self._split(entry)
-            return self._entries[id]
-        return entry
-
-    def _find(self, id: int) -> Entry | None:
-        """Return the entry with this id, or the range that has it."""
-        entry = self._entries.get(id)
-        if entry is not None and not entry.is_range:
-            return entry
-        at = bisect_right(self._ranges, id) - 1
-        if at < 0:
-            return None
-        entry = self._entries[self._ranges[at]]
-        return entry if entry.first_id <= id < entry.first_id + entry.count else None
+        entry = self._deliveries.find(id)
+        return None if entry is None or entry.holder is not member else self._deliveries.single(entry, id)
 
     def ack(self, member: MemberState, ids: Sequence[int]) -> list[bool]:
         """Settle these deliveries, ranges of them at once. False: unknown, or delivered to another member since."""
         if len(ids) == 1:
-            single = self._entries.get(ids[0])
+            single = self._deliveries.by_id.get(ids[0])
             if single is not None and single.chunk is None and single.holder is member:
                 self.settle(single)
                 return [True]
         known: list[bool] = []
         while (at := len(known)) < len(ids):
-            entry = self._find(ids[at])
+            entry = self._deliveries.find(ids[at])
             if entry is None or entry.holder is not member:
                 known.append(False)
                 continue
             count = 1
             if entry.is_range and entry.first_id == ids[at]:
-                count = _consecutive(ids, at, entry.count)
+                count = consecutive(ids, at, entry.count)
                 if count < entry.count:
                     entry.progress.settle_front(entry, count)
                     self._has_settled(entry, was_short=False)
@@ -508,7 +468,7 @@ class GroupConsumer:
         return [entry for entry in entries if entry.holder is member and entry.next_offset <= offset]
 
     def settle(self, entry: Entry) -> None:
-        was_short, holder = len(self._entries) >= self._entries_max, entry.holder
+        was_short, holder = self._deliveries.room <= 0, entry.holder
         # A member with credit left does not wait for an ack.
         is_unneeded = entry.state is State.IN_FLIGHT and holder is not None and holder.room > 0
         self._forget(entry)
@@ -526,23 +486,8 @@ class GroupConsumer:
                 self._wake(progress.owner)
 
     def _forget(self, entry: Entry) -> None:
-        self._remove(entry)
+        self._deliveries.remove(entry)
         entry.progress.settle(entry)
-
-    def _remove(self, entry: Entry) -> None:
-        del self._entries[entry.id]
-        if entry.is_range:
-            del self._ranges[bisect_left(self._ranges, entry.id)]
-
-    def _split(self, entry: Entry) -> list[Entry]:
-        """Return the entries of the single records. Those of a range keep their ids."""
-        if entry.chunk is None:
-            return [entry]
-        first = entry.first_id if entry.is_range else self._new_id(entry.count)
-        self._remove(entry)
-        parts = entry.progress.split(entry, range(first, first + entry.count))
-        self._entries.update((part.id, part) for part in parts)
-        return parts
 
     def nack(self, entry: Entry, delay_ms: int | None) -> None:
         """Redeliver a record after a delay. The delay of a record that is already waiting starts again."""
@@ -572,7 +517,7 @@ class GroupConsumer:
     def _failed(self, entry: Entry, delay_ms: int, reason: str) -> None:
         assert entry.holder is not None
         policy, now = entry.holder.policy, self._context.clock()
-        for part in self._split(entry) if entry.is_range else [entry]:
+        for part in self._deliveries.split(entry) if entry.is_range else [entry]:
             part.failed(now)
             if not policy.is_exhausted(part.attempt):
                 self._requeue(part, now + delay_ms)
@@ -585,7 +530,7 @@ class GroupConsumer:
 
     def _requeue(self, entry: Entry, until: int, *, counts: bool = True) -> None:
         """Deliver again. A chunk or a range becomes single records, which members of any kind can take."""
-        for part in self._split(entry):
+        for part in self._deliveries.split(entry):
             if not counts:
                 part.attempt -= 1
             part.progress.wait(part, until)
@@ -604,7 +549,7 @@ class GroupConsumer:
         offset = min(max(offset, bounds.first), bounds.end)
         is_back = offset < progress.floor
         for entry in [entry for entry in progress.unsettled.values() if entry.is_range and entry.floor < offset < entry.next_offset]:
-            self._split(entry)
+            self._deliveries.split(entry)
         for entry in list(progress.unsettled.values()):
             if is_back or entry.next_offset <= offset:
                 self._forget(entry)
@@ -650,11 +595,3 @@ class GroupConsumer:
     async def commit(self) -> None:
         """Commit everything settled so far."""
         await self._commits.commit()
-
-
-def _consecutive(ids: Sequence[int], at: int, count_max: int) -> int:
-    """Return how many ids from index `at` on count up by one, at most `count_max`."""
-    first, count = ids[at], min(count_max, len(ids) - at)
-    if list(ids[at : at + count]) == list(range(first, first + count)):
-        return count
-    return next(step for step in range(1, count) if ids[at + step] != first + step)
