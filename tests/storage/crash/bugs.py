@@ -26,7 +26,7 @@ from headrace.storage.manifest import Checkpointed
 from headrace.storage.partition import Partition
 from headrace.storage.pending import Pending
 from headrace.storage.segment import Segment, SparseIndex
-from headrace.storage.staged import Completion
+from headrace.storage.staged import Completion, Placed
 from headrace.storage.store import Store
 from tests.storage_faults.simulated import SimulatedFile, SimulatedFiles
 
@@ -72,10 +72,12 @@ def _without(patch: pytest.MonkeyPatch, owner: object, step: str, below: type, c
 def _(patch: pytest.MonkeyPatch) -> None:
     commit = Store._commit
 
-    def hasty(self: Store, pending: dict[int, Pending], completions: dict[Ack, list[Completion]], now: int, small: bool) -> None:
-        self.deliver(completions[Ack.WRITTEN] + completions[Ack.DURABLE], list(pending))
+    def hasty(self: Store, placed: Placed) -> None:
+        completions = placed.completions
+        self.deliver(completions[Ack.WRITTEN] + completions[Ack.DURABLE], list(placed.pending))
         nothing: list[Completion] = [(lambda outcome: None, [])]
-        commit(self, pending, {Ack.NONE: [], Ack.WRITTEN: [], Ack.DURABLE: nothing if completions[Ack.DURABLE] else []}, now, small)
+        placed.completions = {Ack.NONE: [], Ack.WRITTEN: [], Ack.DURABLE: nothing if completions[Ack.DURABLE] else []}
+        commit(self, placed)
 
     patch.setattr(Store, "_commit", hasty)
 
@@ -107,7 +109,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     append = Journal.append
 
-    def split(self: Journal, batches: list[Built], references: Sequence[Reference] = ()) -> None:
+    def split(self: Journal, batches: list[Built], references: Sequence[Reference] = (), encoded: tuple[int, bytes] = (0, b"")) -> None:
+        if encoded[0]:
+            append(self, [], (), encoded)
         for batch in batches:
             append(self, [batch])
         for reference in references:
