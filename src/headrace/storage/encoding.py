@@ -5,13 +5,14 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final, cast
 
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c
 
-from headrace.columns import encode_headers, packed
+from headrace.columns import EQUAL_ROWS_MIN, encode_headers, equal_rows, packed
 from headrace.limits import BATCH_BYTES_MAX, KIB
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 from headrace.storage import zstd
@@ -50,6 +51,15 @@ _PLACE_AT: Final = 8
 assert struct.calcsize("<IHH") == _PLACE_AT, "size, version and flags are before the log"
 _MAGIC_CRC = struct.Struct("<4sI")
 _NO_NONCE: Final = bytes(NONCE_BYTES)
+SINGLE_BYTES: Final = 16
+"""Size of a record in a batch of several, beside its value: its end, its time, and its part of the padding and of the header."""
+_LOG_AT: Final = 16
+_BASE_OFFSET_AT: Final = 24
+assert struct.calcsize("<4sIIHH") == _LOG_AT and struct.calcsize("<4sIIHHII") == _BASE_OFFSET_AT, "fields that differ from row to row"
+_CRC_AT: Final = 4
+_COVERED_AT: Final = 8
+_BLOCK: Final = 64
+"""Rows whose checksums are computed by one call."""
 _PARTS_FROM_BYTES: Final = 64 * KIB
 """From this size on, the parts of a batch are written separately: copying them costs more than a few entries of a write vector."""
 _PADDING: Final = [bytes(-size % ALIGN) for size in range(ALIGN)]
@@ -215,6 +225,47 @@ class SingleBuilder:
         whole = _SINGLE.pack(self._size, VERSION, 0, 0, 1, 0, 1, self._raw_size, self._now, self._now, _NO_NONCE, 0, 0, length)
         self._front, self._middle = whole[:_PLACE_AT], whole[_PLACE_AT + _PLACE.size :]
         self._padding = _PADDING[length % ALIGN]
+
+
+def encode_singles(logs: Sequence[int], offsets: Sequence[int], values: Sequence[bytes], now: int) -> bytes:
+    """Encode a batch for each of these values, and return all batches end to end. They are those of `build_plain`.
+
+    Batches of values of one size are rows of a table. Its columns are written one byte of all rows at a time, so that only the checksum
+    costs a call for each.
+    """
+    length, count = len(values[0]), len(values)
+    size = HEADER_BYTES + 8 + length + -length % ALIGN
+    if count < EQUAL_ROWS_MIN or size >= _PARTS_FROM_BYTES or list(map(len, values)).count(length) < count:
+        single, parts = SingleBuilder(now), list[bytes]()
+        for log, offset, value in zip(logs, offsets, values, strict=True):
+            parts += single.build(log, offset, value)[1]
+        return b"".join(parts)
+    raw_size = size - HEADER_BYTES
+    front = _SINGLE.pack(size, VERSION, 0, 0, 1, 0, 1, raw_size, now, now, _NO_NONCE, 0, 0, length)
+    rows = equal_rows(values, length, _MAGIC_CRC.pack(MAGIC, 0) + front, _PADDING[length % ALIGN])
+    _write_column(rows, size, _LOG_AT, array("I", logs))
+    _write_column(rows, size, _BASE_OFFSET_AT, array("Q", offsets))
+    crcs: list[int] = []
+    for first in range(0, count, _BLOCK):
+        covered = _covered_rows(size, min(_BLOCK, count - first)).unpack_from(rows, first * size)
+        crcs += map(crc32c, covered)
+    _write_column(rows, size, _CRC_AT, array("I", crcs))
+    return bytes(rows)
+
+
+@lru_cache(maxsize=256)
+def _covered_rows(size: int, count: int) -> struct.Struct:
+    """The bytes of so many rows that their checksums cover."""
+    return struct.Struct(f"{_COVERED_AT}x{size - _COVERED_AT}s" * count)
+
+
+def _write_column(rows: bytearray, row_bytes: int, at: int, numbers: array[int]) -> None:
+    """Write a number at `at` of each row, where there are zeros."""
+    width, whole = numbers.itemsize, numbers.tobytes()
+    for number in range(width):
+        column = whole[number::width]
+        if column.count(0) < len(column):
+            rows[at + number :: row_bytes] = column
 
 
 def _seal(header: BatchHeader, parts: list[SizedBuffer], keyring: Keyring | None) -> tuple[SizedBuffer, ...]:

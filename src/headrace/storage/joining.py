@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Final, TypeAlias, cast
 
+from headrace.columns import packed
 from headrace.limits import BATCH_RECORDS_MAX
 from headrace.storage.batch import (
+    ALIGN,
     ENCRYPTED,
     EXPIRIES,
     HEADER_BYTES,
@@ -28,7 +30,7 @@ from headrace.storage.batch import (
     StoredBatch,
 )
 from headrace.storage.crypt import Keyring
-from headrace.storage.encoding import put_binary, seal_columns
+from headrace.storage.encoding import build_plain, put_binary, seal_columns
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
@@ -49,6 +51,22 @@ def join(batches: Sequence[Built], bytes_max: int, *, compress: bool, keyring: K
     if len(batches) > 1 and _is_one_group([built[0] for built in batches], bytes_max):
         return [_join(batches, compress, keyring)]
     return [group[0] if len(group) == 1 else _join(group, compress, keyring) for group in _groups(batches, bytes_max)]
+
+
+def join_singles(log: int, base_offset: int, values: Sequence[bytes], times: Sequence[int], bytes_max: int) -> list[Built]:
+    """Return batches of these records, as `join` does of a batch for each of them."""
+    raw_bytes_max = max(map(len, values)) + 2 * ALIGN
+    if 1 < len(values) <= BATCH_RECORDS_MAX and raw_bytes_max * max(len(values), _JOINED_MIN) <= bytes_max:
+        columns: list[SizedBuffer] = []
+        flags = put_binary(columns, packed(values), 0, VALUE_NULLS)
+        low, high = min(times), max(times)
+        if low != high:
+            flags |= TIMESTAMPS
+            columns.append(array("q", times).tobytes())
+        sealed = seal_columns(log, base_offset, len(values), columns, flags, (low, high), compress=False, keyring=None)
+        return [cast("Built", sealed)]
+    rows = zip(range(base_offset, base_offset + len(values)), values, times, strict=True)
+    return join([build_plain(log, offset, [value], time) for offset, value, time in rows], bytes_max, compress=False, keyring=None)
 
 
 def _is_one_group(headers: Sequence[BatchHeader], bytes_max: int) -> bool:

@@ -245,9 +245,13 @@ class Journal:
         file.allocate(least)
         return least
 
-    def append(self, batches: list[Built], references: Sequence[Reference] = ()) -> None:
-        """Write one frame; `sync` makes it durable. A failed write leaves no valid frame and may be retried."""
-        size = HEADER_BYTES + _REFERENCE.size * len(references)
+    def append(self, batches: list[Built], references: Sequence[Reference] = (), encoded: tuple[int, bytes] = (0, b"")) -> None:
+        """Write one frame; `sync` makes it durable. A failed write leaves no valid frame and may be retried.
+
+        `encoded`: number and bytes of further batches, end to end. They come first.
+        """
+        number, front_batches = encoded
+        size = HEADER_BYTES + _REFERENCE.size * len(references) + len(front_batches)
         for built in batches:
             size += built[0].size
         assert size <= FRAME_BYTES_MAX
@@ -256,8 +260,10 @@ class Journal:
         elif self._position + size > self._capacity:
             self.sync()  # frames of the next file must not be durable before those of this one
             self._open(self.current + 1, size)
-        parts = [_COVERED.pack(size, VERSION, 0, self.current, self._next_frame, len(batches), len(references))]
+        parts = [_COVERED.pack(size, VERSION, 0, self.current, self._next_frame, number + len(batches), len(references))]
         parts += [reference.encode() for reference in references]
+        if number:
+            parts.append(front_batches)
         for built in batches:
             parts += built[1]
         if size < _WHOLE_BELOW_BYTES or (len(batches) > _JOIN_ABOVE and size < _JOIN_BELOW_BYTES * len(batches)):

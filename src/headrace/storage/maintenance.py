@@ -55,6 +55,8 @@ class Maintenance:
         """Consecutive attempts that failed for a reason that waiting may not resolve."""
         self._touched: set[Partition] = set()
         """Partitions with a tail."""
+        self._large: set[Partition] = set()
+        """Those of them whose tail does not wait for the checkpoint."""
         self._tail_bytes = 0
         self._waiting_bytes = 0
         """Size of the small tails that wait for the next checkpoint."""
@@ -68,13 +70,15 @@ class Maintenance:
         """Segments that retention removed from their partitions. Their files are removed after the next checkpoint."""
         self._removing: set[int] = set()
         """Deleted logs whose files still exist, or that the last checkpoint still lists."""
-        recovered = [partition for partition in store.partitions.values() if partition.tail]
-        self.touch(recovered, sum(partition.tail_bytes for partition in recovered))
+        recovered = [partition for partition in store.partitions.values() if partition.has_tail]
+        self.touch(recovered, list(filter(_is_large, recovered)), sum(partition.tail_bytes for partition in recovered))
 
-    def touch(self, partitions: list[Partition], size_bytes: int) -> None:
-        """Record that the writer added `size_bytes` bytes to the tails of these partitions."""
+    def touch(self, partitions: list[Partition], large: list[Partition], size_bytes: int) -> None:
+        """Record that the writer added `size_bytes` bytes to tails: which partitions may have had none before, and which have a large tail
+        now."""
         with self._touching:
             self._touched.update(partitions)
+            self._large.update(large)
             self._tail_bytes += size_bytes
 
     def touch_large(self, partition: Partition, size_bytes: int) -> None:
@@ -258,7 +262,7 @@ class Maintenance:
         too many of them."""
         store = self._store
         if not store.full:
-            self._spill_all(BATCH_JOINED_BYTES_MAX)
+            self._spill_all(only_large=True)
         if store.full or self._tail_bytes >= store.options.tail_bytes_max // 2:
             self._spill_all()
         self._waiting_bytes = self._tail_bytes
@@ -268,11 +272,12 @@ class Maintenance:
         with self._mutex:
             return self._guarded(self._spill_all)
 
-    def _spill_all(self, waiting_bytes: int = 0) -> None:
-        """Move tails of at least `waiting_bytes` to segments."""
+    def _spill_all(self, *, only_large: bool = False) -> None:
+        """Move tails to segments."""
         with self._touching:
-            touched = sorted((one for one in self._touched if one.tail_bytes >= waiting_bytes), key=attrgetter("id"), reverse=True)
+            touched = sorted(self._large if only_large else self._touched, key=attrgetter("id"), reverse=True)
             self._touched.difference_update(touched)
+            self._large.difference_update(touched)
         lowest_bytes = self._tail_bytes
         try:
             while touched:
@@ -281,12 +286,13 @@ class Maintenance:
                     self.spill_partition(partition)
                     touched.pop()
                     lowest_bytes = min(lowest_bytes, self._tail_bytes)
-                    if self._tail_bytes >= lowest_bytes + SPILL_BYTES and waiting_bytes < BATCH_JOINED_BYTES_MAX:
+                    if self._tail_bytes >= lowest_bytes + SPILL_BYTES and not only_large:
                         # Thousands of small tails take seconds. The writer must not wait for them because a few others have grown.
-                        self._spill_all(BATCH_JOINED_BYTES_MAX)
+                        self._spill_all(only_large=True)
         finally:
             with self._touching:
                 self._touched.update(touched)
+                self._large.update(filter(_is_large, touched))
 
     def _start_logs(self, partitions: Sequence[Partition]) -> None:
         """Create the first segments of new logs together: parallel syncs of their directories share the work of the file system. A log
@@ -294,7 +300,7 @@ class Maintenance:
         with contextlib.ExitStack() as held:
             new: list[Partition] = []
             for partition in partitions:
-                if partition.tail and not partition.segments and partition.writing.acquire(blocking=False):
+                if partition.has_tail and not partition.segments and partition.writing.acquire(blocking=False):
                     held.callback(partition.writing.release)
                     new.append(partition)
             if len(new) > 1:
@@ -423,7 +429,7 @@ class Maintenance:
         options = partition.options
         if options.compact:
             return []
-        active = partition.segments[-1:] if not partition.tail else []
+        active = partition.segments[-1:] if not partition.has_tail else []
         if active and active[0].size > HEADER_BYTES and self._is_over(active[0], partition, now):
             partition.roll()
             with self._touching:
@@ -475,8 +481,12 @@ class Maintenance:
         return self._removing.isdisjoint(logs)
 
 
+def _is_large(partition: Partition) -> bool:
+    return partition.tail_bytes >= BATCH_JOINED_BYTES_MAX
+
+
 def _checkpointed(partition: Partition) -> Checkpointed:
     with partition.lock:
-        end = partition.tail[0][0].base_offset if partition.tail else partition.end
+        end = partition.tail_offset
         active = partition.segments[-1] if partition.segments else None
         return Checkpointed(partition.first, end, active.base_offset if active else 0, active.size if active else 0)

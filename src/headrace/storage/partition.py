@@ -15,7 +15,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, cast
 
 from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
 from headrace.limits import BATCH_JOINED_BYTES_MAX, KIB, MIB, READ_BATCHES_MAX
@@ -24,7 +24,7 @@ from headrace.storage import batch as batch_format
 from headrace.storage.batch import BatchHeader, Built, BuiltInPlace, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files, NotCached, is_exhausted
-from headrace.storage.joining import join
+from headrace.storage.joining import join, join_singles
 from headrace.storage.journal import Damage, Reference, headers_crc
 from headrace.storage.opened import OpenedBatches
 from headrace.storage.segment import HEADER_BYTES, Segment, log_directory
@@ -37,6 +37,7 @@ _SPILLED_BATCHES_MAX: Final = 2_048
 """Batches that are joined and written at once. Joining more would keep the event loop waiting for the interpreter."""
 _KEPT_READ_BYTES_MAX: Final = 1 * MIB
 """A larger read is part of a scan, which does not return to its batches. Only the batch that it read in part is kept."""
+_LOCKS: Final = 64
 _KEPT_BATCH_BYTES_MIN: Final = 4 * KIB
 """Keeping a smaller batch costs more than reading it again."""
 
@@ -66,6 +67,9 @@ class StoreContext:
     keyring: Keyring | None
     damaged: Callable[[Damage], None]
     opened: OpenedBatches = field(default_factory=OpenedBatches)
+    locks: list[threading.Lock] = field(default_factory=lambda: [threading.Lock() for _ in range(_LOCKS)])
+    """Each partition uses one of them as its `lock`. A thread that holds one takes no other, except the writer, which takes all of them for
+    a flush to thousands of logs."""
 
 
 class Partition:
@@ -77,6 +81,7 @@ class Partition:
         "_files",
         "_keyring",
         "_opened",
+        "batches",
         "compacted_to",
         "dropped",
         "end",
@@ -87,8 +92,8 @@ class Partition:
         "next",
         "options",
         "segments",
+        "singles",
         "spilled_bytes",
-        "tail",
         "tail_bytes",
         "writing",
     )
@@ -102,12 +107,15 @@ class Partition:
         self.next = 0
         """Next offset to assign. Only the writer uses it; it is ahead of `end` only during a flush."""
         self.segments: list[Segment] = []
-        self.tail: list[Built] = []
+        self.batches: list[Built] = []
+        self.singles: list[bytes | int] = []
+        """The tail: batches, then the values and timestamps of records without anything else, in turns. Each of these is a batch of its own
+        in the journal. They become batches when somebody reads them, or when they leave the tail."""
         self.tail_bytes = 0
         self.spilled_bytes = 0
         """Bytes that `spill` has moved since the store was opened."""
         self.dropped = False
-        self.lock = threading.Lock()
+        self.lock = context.locks[log % len(context.locks)]
         self.writing = threading.RLock()
         """Held while the active segment is written or replaced. The writer holds it from the first byte of a large append until the append
         is readable, so that maintenance does not write to the same place."""
@@ -135,6 +143,30 @@ class Partition:
         with self.lock:
             return sum(segment.size for segment in self.segments) + self.tail_bytes
 
+    @property
+    def has_tail(self) -> bool:
+        return bool(self.batches or self.singles)
+
+    @property
+    def tail(self) -> list[Built]:
+        """All batches of the tail."""
+        with self.lock:
+            self.settle()
+            return list(self.batches)
+
+    @property
+    def tail_offset(self) -> int:
+        """First offset of the tail, or `end` if it is empty. Requires the lock."""
+        return self.batches[0][0].base_offset if self.batches else self.end - len(self.singles) // 2
+
+    def settle(self) -> None:
+        """Make batches of the single records. Requires the lock."""
+        if self.singles:
+            values = cast("list[bytes]", self.singles[0::2])
+            times = cast("list[int]", self.singles[1::2])
+            self.batches += join_singles(self.id, self.end - len(values), values, times, self.options.joined_bytes_max)
+            self.singles = []
+
     # Called by the writer.
 
     def push(self, batches: list[Built]) -> int:
@@ -143,7 +175,8 @@ class Partition:
         with self.lock:
             if self.dropped:
                 return 0
-            self.tail += batches
+            self.settle()
+            self.batches += batches
             self.tail_bytes += size
             self.end = self.next
         return size
@@ -151,7 +184,7 @@ class Partition:
     def write_large(self, batches: Sequence[BuiltInPlace]) -> Reference:
         """Write batches to the active segment, for a journal frame that refers to them. Requires `writing`, and that the tail is empty. The
         caller syncs the segment. They are readable after `reveal`; `retract` removes them."""
-        assert not self.tail, "the batches of a segment are in order"
+        assert not self.has_tail, "the batches of a segment are in order"
         headers = [header for header, _ in batches]
         size, base_offset = sum(header.size for header in headers), headers[0].base_offset
         segment = self.segments[-1] if self.segments else None
@@ -183,7 +216,8 @@ class Partition:
         """
         while True:
             with self.lock:
-                batches, segment = self.tail[:_SPILLED_BATCHES_MAX], self.segments[-1] if self.segments else None
+                self.settle()
+                batches, segment = self.batches[:_SPILLED_BATCHES_MAX], self.segments[-1] if self.segments else None
             if not batches:
                 return
             if segment is None or segment.size >= self.options.segment_bytes or segment.covers_to:
@@ -195,8 +229,9 @@ class Partition:
             size = segment.append(joined, start_sync=True)
             with self.lock:
                 segment.extend(joined, size)
-                del self.tail[: len(taken)]
-                written = sum(header.size for header, _ in taken)
+                del self.batches[: len(taken)]
+                # Records that came alone have another size as batches.
+                written = min(sum([header.size for header, _ in taken]), self.tail_bytes) if self.has_tail else self.tail_bytes
                 self.tail_bytes -= written
                 self.spilled_bytes += written
 
@@ -231,7 +266,7 @@ class Partition:
     def drop(self) -> int:
         """Discard everything after the log was deleted, and ignore later pushes. Returns the size of the tail in bytes."""
         with self.writing, self.lock:
-            dropped, self.tail_bytes, self.tail, self.segments = self.tail_bytes, 0, [], []
+            dropped, self.tail_bytes, self.batches, self.singles, self.segments = self.tail_bytes, 0, [], [], []
             self.dropped = True
             self.generation += 1
         return dropped
@@ -239,7 +274,7 @@ class Partition:
     def segments_end(self) -> int:
         """Return the offset after the last batch in segments."""
         with self.lock:
-            return self.tail[0][0].base_offset if self.tail else self.end
+            return self.tail_offset
 
     # Called by readers.
 
@@ -273,7 +308,7 @@ class Partition:
         with self.lock:
             tail = self._tail_from(offset, taken.bytes_left)
             segments, generation = self.segments, self.generation
-            spilled = self.tail[0][0].base_offset if self.tail else self.end
+            spilled = self.tail_offset
         if tail:
             for built in tail:
                 if not taken.take(StoredBatch.of_built(built, self._keyring)):
@@ -304,15 +339,18 @@ class Partition:
 
     def _tail_from(self, offset: int, bytes_max: int) -> list[Built]:
         """Return batches of the tail from `offset` on, enough for `bytes_max`; none if `offset` is in a segment. Requires the lock."""
-        if not self.tail or offset < self.tail[0][0].base_offset:
+        if not self.has_tail or offset < self.tail_offset:
             return []
-        start = stop = bisect_right(self.tail, offset, key=lambda item: item[0].base_offset) - 1
+        if offset >= self.end - len(self.singles) // 2:
+            self.settle()
+        tail = self.batches
+        start = stop = bisect_right(tail, offset, key=lambda item: item[0].base_offset) - 1
         size = 0
-        while stop < len(self.tail) and size <= bytes_max:
-            size += self.tail[stop][0].size
+        while stop < len(tail) and size <= bytes_max:
+            size += tail[stop][0].size
             stop += 1
         # The first batch may end before `offset` (a gap), so one more is always included.
-        return self.tail[start : stop + 1]
+        return tail[start : stop + 1]
 
     def _read_segment(self, segment: Segment, stop: int, taken: _Taken, cached_only: bool) -> _Taken:
         """Take batches of one segment from `taken.offset` on; none if it has none below `stop`."""
@@ -438,7 +476,8 @@ class Partition:
 
     def _offset_for_time(self, timestamp: int) -> int:
         with self.lock:
-            segments, tail, end = self.segments, list(self.tail), self.end
+            self.settle()
+            segments, tail, end = self.segments, list(self.batches), self.end
         for segment in segments:
             position = segment.load_index(self._keyring, self._damaged).position_for_time(timestamp)
             if position is not None:

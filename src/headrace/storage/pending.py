@@ -64,6 +64,15 @@ def first_pending(partition: Partition, batch: AnyBatch, single_bytes_max: int) 
     return Pending(partition, partition.next, [batch])
 
 
+def pending_value(pending: dict[int, Pending], log: int, partition: Partition, value: bytes) -> None:
+    """Add a record without key, whose offset is the partition's next one."""
+    ahead = pending.get(log)
+    if ahead is None:
+        pending[log] = Pending(partition, partition.next, _NO_BATCHES, value)
+    else:
+        ahead.add_value(value)
+
+
 def place_each(
     logs: Sequence[int],
     values: Sequence[bytes],
@@ -134,7 +143,9 @@ def push_each(partitions: Sequence[Partition], built: Sequence[Built]) -> int:
         lock.acquire()
         try:
             if not partition.dropped:
-                partition.tail.append(one)
+                if partition.singles:
+                    partition.settle()
+                partition.batches.append(one)
                 partition.tail_bytes += header_size
                 partition.end = partition.next
                 size += header_size

@@ -374,7 +374,7 @@ def _build_tail(partition: Partition, batches: list[StoredBatch], report: Recove
         if header.base_offset > partition.end:
             hole = f"offsets {partition.end} to {header.base_offset - 1} of log {partition.id} are missing"
             report.damaged(Damage(segment_path(partition.id, partition.end), 0, 0, hole))
-            if not partition.segments and not partition.tail:
+            if not partition.segments and not partition.has_tail:
                 partition.first = header.base_offset
         partition.next = header.next_offset
         partition.push([batch.built])

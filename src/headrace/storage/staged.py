@@ -11,15 +11,16 @@ appends to one log are written in the order in which they were staged.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
-from headrace.errors import BrokerError
+from headrace.errors import BrokerError, Unavailable
 from headrace.limits import KIB, MIB
 from headrace.records import Ack, AnyBatch, Appended, AppendedEach
 from headrace.storage.batch import Built
 from headrace.storage.partition import Partition
-from headrace.storage.pending import Pending
+from headrace.storage.pending import Pending, place_each
+from headrace.storage.singles import Singles
 
 FLUSH_BYTES_MAX: Final = 2 * MIB
 """Size of one flush, which bounds the wait of the next append. A flush always takes at least one append."""
@@ -28,6 +29,8 @@ LARGE_BYTES_MAX: Final = 8 * MIB
 BULK_BYTES_MIN: Final = 512 * KIB
 """Size from which on an append may be part of a large one."""
 
+_SPREAD_A_LOG_MAX: Final = 4
+"""Records of a log above which one batch for all of them is smaller and encoded faster."""
 _PASSED_MAX: Final = 64
 """Small appends that a large one looks past for more of its kind."""
 
@@ -80,30 +83,59 @@ AnyStaged: TypeAlias = Staged | StagedEach
 class Placed:
     """Appends of one flush that have their offsets."""
 
-    __slots__ = ("is_durable", "is_small", "items", "now", "pending", "waiting")
+    __slots__ = ("is_durable", "is_small", "is_spread", "items", "now", "pending", "singles", "waiting")
 
-    def __init__(self, items: list[AnyStaged], now: int, *, is_small: bool) -> None:
+    def __init__(self, items: list[AnyStaged], now: int, *, is_small: bool, is_spread: bool) -> None:
         self.items, self.now = items, now
         self.is_small = is_small
         """Whether all of them together are below the size of one batch."""
+        self.is_spread = is_spread
+        """Whether independent records without keys go to `singles` instead of `pending`."""
         self.pending: dict[int, Pending] = {}
+        self.singles = Singles()
         self.waiting: list[Completion] = []
         """Completions that wait for the frame. Those of appends with `Ack.NONE` do not."""
         self.is_durable = False
         """Whether one of them waits for the sync."""
 
+    def place_each(self, item: StagedEach, partitions: Mapping[int, Partition]) -> AppendedEach:
+        """Assign offsets to independent records."""
+        answer, logs = AppendedEach([], self.now), item.logs_of
+        if self.is_spread and item.keys is None:
+            missing = self.singles.place(logs, item.values, partitions, self.pending, answer.offsets)
+        else:
+            missing = place_each(logs, item.values, item.keys, partitions, self.pending, answer.offsets)
+        for index in missing:
+            answer.failed[index] = Unavailable(f"log {logs[index]} was deleted before the append was written")
+        return answer
+
 
 class Written:
     """Batches of the frame of one flush."""
 
-    __slots__ = ("batches", "others", "partitions")
+    __slots__ = ("batches", "others", "partitions", "singles")
 
-    def __init__(self) -> None:
+    def __init__(self, singles: tuple[int, bytes]) -> None:
+        self.singles = singles
+        """Number and bytes of the batches of `Singles`."""
         self.partitions: list[Partition] = []
         """Logs that get one batch of values only."""
         self.batches: list[Built] = []
         """Of `partitions`, in the same order."""
         self.others: list[tuple[Partition, list[Built]]] = []
+
+
+def are_spread(staged: Sequence[AnyStaged], value_bytes_max: int) -> bool:
+    """Return whether the independent records of a flush go to so many logs that most of these get few. None exceeds `value_bytes_max`."""
+    logs = set[int]()
+    count = 0
+    for item in staged:
+        if isinstance(item, StagedEach) and item.keys is None:
+            if max(map(len, item.values)) > value_bytes_max:
+                return False
+            logs.update(item.logs_of)
+            count += len(item.logs_of)
+    return 0 < count <= len(logs) * _SPREAD_A_LOG_MAX
 
 
 class Waiting:

@@ -23,8 +23,8 @@ from typing import Final, TypeAlias
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed, Unavailable
 from headrace.histogram import BYTES, Histogram
-from headrace.limits import BATCH_BYTES_TARGET, KIB, LARGE_APPEND_BYTES, MIB, OPENED_BATCHES_BYTES_MAX
-from headrace.records import Ack, AnyBatch, Appended, AppendedEach, Bounds, ColumnBatch, RecordBatch
+from headrace.limits import BATCH_BYTES_TARGET, BATCH_JOINED_BYTES_MAX, KIB, LARGE_APPEND_BYTES, MIB, OPENED_BATCHES_BYTES_MAX
+from headrace.records import Ack, AnyBatch, Appended, Bounds, ColumnBatch, RecordBatch
 from headrace.storage.batch import Built, StoredBatch
 from headrace.storage.batching import chunked, fits_one, plain_values
 from headrace.storage.crypt import Keyring
@@ -36,9 +36,21 @@ from headrace.storage.large import LargeAppends, LargeThread, built_large
 from headrace.storage.maintenance import Maintenance
 from headrace.storage.opened import OpenedBatches
 from headrace.storage.partition import LogOptions, Partition, StoreContext
-from headrace.storage.pending import Pending, build_each, count_records, first_pending, place_each, push_each
+from headrace.storage.pending import Pending, build_each, count_records, first_pending, push_each
 from headrace.storage.recovery import RecoveryReport, recover
-from headrace.storage.staged import AnyStaged, Completion, Done, DoneEach, LateBatch, Placed, Staged, StagedEach, Waiting, Written
+from headrace.storage.staged import (
+    AnyStaged,
+    Completion,
+    Done,
+    DoneEach,
+    LateBatch,
+    Placed,
+    Staged,
+    StagedEach,
+    Waiting,
+    Written,
+    are_spread,
+)
 
 STAGED_BYTES_MAX: Final = 512 * MIB
 _NONE, _DURABLE = Ack.NONE, Ack.DURABLE
@@ -375,17 +387,17 @@ class Store:
         now, size = staged[0].now, staged[0].size_bytes
         for item in staged[1:]:
             now, size = max(now, item.now), size + item.size_bytes
-        placed = Placed(staged, now, is_small=size <= BATCH_BYTES_TARGET)
+        placed = Placed(staged, now, is_small=size <= BATCH_BYTES_TARGET, is_spread=are_spread(staged, self._single_bytes_max))
         pending, ordered = placed.pending, list[Completion]()
         for item in staged:
-            result = self._place_each(item, pending, now) if isinstance(item, StagedEach) else self._place(item, pending, now)
+            result = placed.place_each(item, self.partitions) if isinstance(item, StagedEach) else self._place(item, pending, now)
             ack = item.ack
             if ack is _DURABLE:
                 placed.is_durable = True
             (ordered if ack is _NONE else placed.waiting).append((item.done, result))
         if ordered:
             self.deliver(ordered, [])
-        if not pending:
+        if not pending and not len(placed.singles):
             if placed.waiting:
                 self.deliver(placed.waiting, [])
             return None
@@ -436,41 +448,35 @@ class Store:
         partition.next = base + count
         return [Appended(base, count, now if batch.timestamps is None else batch.timestamps[0])]
 
-    def _place_each(self, item: StagedEach, pending: dict[int, Pending], now: int) -> AppendedEach:
-        """Assign offsets to independent records."""
-        placed = AppendedEach([], now)
-        for index in place_each(item.logs_of, item.values, item.keys, self.partitions, pending, placed.offsets):
-            placed.failed[index] = Unavailable(f"log {item.logs_of[index]} was deleted before the append was written")
-        return placed
-
     def _commit(self, placed: Placed) -> None:
         """Write the frame, sync it if an append requires it, and deliver the results."""
         with LargeAppends(self.files, self.maintenance) as large:
             self._commit_prepared(placed, large, lambda: self._prepare(placed, large))
 
     def _commit_prepared(self, placed: Placed, large: LargeAppends, prepared: Callable[[], Written]) -> None:
-        pending, waiting = placed.pending, placed.waiting
+        pending, singles, waiting = placed.pending, placed.singles, placed.waiting
         error: BrokerError
         try:
-            written = self._write(pending, large, prepared)
+            written = self._write(placed, large, prepared)
             if placed.is_durable:
                 self._sync()
         except (SyncFailed, BrokerError) as failure:
             error = failure if isinstance(failure, BrokerError) else self.fence(f"syncing the log failed: {failure}")
             self.deliver([(done, error) for done, _ in waiting], [])
             return
-        size = push_each(written.partitions, written.batches)
+        size = singles.push(placed.now, self._context.locks) + push_each(written.partitions, written.batches)
         for partition, batches in written.others:
             size += partition.push(batches)
             written.partitions.append(partition)
-        self.maintenance.touch(written.partitions, size)
+        large_tails = [partition for partition in written.partitions if partition.tail_bytes >= BATCH_JOINED_BYTES_MAX]
+        self.maintenance.touch(written.partitions + singles.touched, large_tails + singles.large, size)
         counters = self.counters
-        counters.records += count_records(pending.values())
+        counters.records += count_records(pending.values()) + len(singles)
         counters.journal_bytes += size
         counters.flush_bytes.observe(size)
         if large.references:
             large.reveal()
-        self.deliver(waiting, list(pending))
+        self.deliver(waiting, [*pending, *singles.logs])
 
     def _sync(self) -> None:
         began = self.options.ticks()
@@ -482,7 +488,8 @@ class Store:
 
         Raises `OSError`, `MemoryError` and `SyncFailed`.
         """
-        written, now, small = Written(), placed.now, placed.is_small
+        now, small = placed.now, placed.is_small
+        written = Written((len(placed.singles), placed.singles.encode(now)))
         for ahead in build_each(placed.pending.values(), now, small, written.partitions, written.batches):
             if ahead.is_large:
                 large.hold(ahead)
@@ -493,18 +500,20 @@ class Store:
             large.sync()
         return written
 
-    def _write(self, pending: dict[int, Pending], large: LargeAppends, prepared: Callable[[], Written]) -> Written:
+    def _write(self, placed: Placed, large: LargeAppends, prepared: Callable[[], Written]) -> Written:
         """Write the frame of what `prepared` returns, and return that.
 
         Raises `DiskFull` and `Unavailable`, after which nothing is written, and `StorageFailed` and `SyncFailed`.
         """
         try:
             written = prepared()
-            self.journal.append(written.batches + [one for _, batches in written.others for one in batches], large.references)
+            batches = written.batches + [one for _, batches in written.others for one in batches]
+            self.journal.append(batches, large.references, written.singles)
             return written
         except (OSError, MemoryError) as failure:
-            for ahead in pending.values():
+            for ahead in placed.pending.values():
                 ahead.partition.next = ahead.base_offset
+            placed.singles.retract()
             if is_exhausted(failure) or (isinstance(failure, OSError) and failure.errno in DISK_FULL_ERRNOS):
                 large.retract()
             if isinstance(failure, OSError) and failure.errno in DISK_FULL_ERRNOS:

@@ -106,7 +106,9 @@ def _(patch: pytest.MonkeyPatch) -> None:
 def _(patch: pytest.MonkeyPatch) -> None:
     append = Journal.append
 
-    def split(self: Journal, batches: list[Built], references: Sequence[Reference] = ()) -> None:
+    def split(self: Journal, batches: list[Built], references: Sequence[Reference] = (), encoded: tuple[int, bytes] = (0, b"")) -> None:
+        if encoded[0]:
+            append(self, [], (), encoded)
         for batch in batches:
             append(self, [batch])
         for reference in references:
