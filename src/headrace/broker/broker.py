@@ -23,6 +23,7 @@ from headrace.broker.dead_letters.dead_letters import DeadLetters
 from headrace.broker.dead_letters.expiry import Sweep
 from headrace.broker.dead_letters.moves import Moves
 from headrace.broker.delayed import RandomBytes, Schedule
+from headrace.broker.expiry import Expiry
 from headrace.broker.groups.background import GroupContext
 from headrace.broker.groups.members import GroupConsumers
 from headrace.broker.groups.offsets import Groups
@@ -42,7 +43,7 @@ from headrace.broker.reading.fetch import Fetched, Fetcher
 from headrace.broker.reading.waits import Ends, Watermarks
 from headrace.broker.schema_checks import settled
 from headrace.broker.schemas.registry import SchemaRegistry
-from headrace.broker.settings import BrokerSettings, Clock, Later, Timer
+from headrace.broker.settings import BrokerSettings, Clock, Later, loop_later
 from headrace.broker.topics import LISTED_A_TURN, Topics
 from headrace.broker.tracing import Tracer, headers_of
 from headrace.broker.transactions import Transaction, Transactions
@@ -76,7 +77,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
     ) -> None:
         """`clock` returns Unix ms, `ticks` seconds of a monotonic clock for durations. `later` sets timers (None: `call_later` of the
         running loop). `random_bytes` creates the ids of delayed messages, which cannot be published without it."""
-        later = _loop_later if later is None else later
+        later = loop_later if later is None else later
         self._engine = engine
         self._settings = settings
         self._later = later
@@ -133,8 +134,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         self._is_coordinator = False
         self._following = self._schemas.follower()
         engine.topic_changed = self._topic_changed_elsewhere
-        self._expiry: asyncio.Task[None] | None = None
-        self._expiry_timer: Timer | None = None
+        self._expiry = Expiry(engine.health, self._producers, self._stages, later, settings.expire_every_ms)
         self._closing: asyncio.Task[None] | None = None
 
     @property
@@ -170,7 +170,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         await self._stages.open()
         self._is_coordinator = True
         self._sweep.consider()
-        self._schedule_expiry()
+        self._expiry.start()
 
     async def close(self) -> None:
         """Drain: reject new publishes, end long polls, wait for staged appends, commit settlement progress, close the engine.
@@ -180,8 +180,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        if self._expiry_timer is not None:
-            self._expiry_timer.cancel()
+        self._expiry.stop()
         await self._following.stop()
         staged = asyncio.get_running_loop().create_task(self._publisher.drain())
         self._fetcher.drain()
@@ -193,8 +192,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
             await asyncio.wait(self._creating_dead_letters)
         await self._schedule.drain()
         await self._sweep.drain()
-        if self._expiry is not None:
-            await asyncio.wait([self._expiry])
+        await self._expiry.finished()
         await self._consumers.drain()
         await self._schemas.checks.close()
         await staged
@@ -203,8 +201,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
     async def maintain(self) -> None:
         """Run retention, compaction and the expiry of idle producers now. They also run periodically."""
         if self._is_coordinator:
-            await self._producers.expire()
-            await self._stages.expire()
+            await self._expiry.now()
             await self._sweep.now()
         await self._engine.maintain()
 
@@ -601,24 +598,3 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
     async def _ensure_dead_letters(self, topic: str) -> None:
         with contextlib.suppress(BrokerError):  # the write that meets a full disk reports it
             await self._dead_letters.ensure(topic)
-
-    def _schedule_expiry(self) -> None:
-        if self._closing is None:
-            self._expiry_timer = self._later(self._settings.expire_every_ms / 1000, self._start_expiry)
-
-    def _start_expiry(self) -> None:
-        self._expiry = asyncio.get_running_loop().create_task(self._expire())
-        supervise(self._engine.health, "expiry of idle producers and stages", self._expiry)
-
-    async def _expire(self) -> None:
-        try:
-            await self._producers.expire()
-            await self._stages.expire()
-        except BrokerError:
-            pass  # a write that meets a full or failed disk reports it; the next round retries
-        finally:
-            self._schedule_expiry()
-
-
-def _loop_later(seconds: float, callback: Callable[[], object]) -> Timer:
-    return asyncio.get_running_loop().call_later(seconds, callback)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
@@ -74,3 +75,8 @@ class BrokerSettings:
     """Maximum delay of the commit of a group with members. The delay joins many steps in one commit."""
     expire_every_ms: int = 60_000
     """Interval of the search for idle producers."""
+
+
+def loop_later(seconds: float, callback: Callable[[], object]) -> Timer:
+    """Set a timer of the running loop: the usual `Later`."""
+    return asyncio.get_running_loop().call_later(seconds, callback)

@@ -23,23 +23,22 @@ from headrace.access.access import Access, AccessSettings, Mode
 from headrace.broker.authorizer import Action, Principal, Resource
 from headrace.broker.broker import Broker
 from headrace.broker.overview import overview
-from headrace.broker.settings import BrokerSettings
-from headrace.engine.contract import Engine, HealthReport, HealthState, TopicConfig
+from headrace.engine.contract import Engine, HealthReport, HealthState
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import BrokerError, ConfigError, HeadraceError
 from headrace.extras import MissingExtra, needs
-from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
 from headrace.net.counters import NetCounters
 from headrace.net.listener import Listener, NetLimits
 from headrace.net.relay import Place, Relays
 from headrace.net.tls import Tls, TlsUnusable
 from headrace.server import api_keys
 from headrace.server.config import HTTP_PROTOCOLS, TCP_PROTOCOLS, Config, is_default
+from headrace.server.derived import broker_settings, flight_connections, net_limits
 from headrace.server.descriptors import divide, open_files_max, process_facts, report
 from headrace.server.kafka import EngineKind, kafka_settings
 from headrace.server.loop_lag import LagTimer, LoopLag
 from headrace.server.protocols import Protocols
-from headrace.server.settings import AccessMode, Bind
+from headrace.server.settings import Bind
 from headrace.server.tls import TlsWatch, coordinator_context, tls_of
 from headrace.storage.crypt import WrongKey
 from headrace.storage.files import DirectoryLocked, DiskFiles
@@ -550,46 +549,6 @@ def admin_password(config: Config) -> str | None:
         return api_keys.private_text(path, "access.admin_password_file")
     except OSError as failure:
         raise ConfigError(f"access.admin_password_file: {path}: {failure.strerror or failure}") from None
-
-
-def broker_settings(config: Config) -> BrokerSettings:
-    """Return the broker settings of the configuration."""
-    return BrokerSettings(
-        auto_create=config.topics.auto_create,
-        auto_create_partitions=config.topics.partitions,
-        topic_defaults=TopicConfig(
-            ack=config.storage.ack,
-            retention_ms=config.topics.retention,
-            retention_bytes=config.topics.retention_size,
-            segment_bytes=config.storage.segment_size,
-            compress=config.storage.compress,
-        ),
-    )
-
-
-def net_limits(config: Config) -> NetLimits:
-    """Return the connection limits of the configuration."""
-    is_enforced = config.access.mode is AccessMode.ENFORCED
-    high_water_bytes = min(OUTPUT_HIGH_WATER_BYTES, config.limits.output_buffer)
-    return NetLimits(
-        connections_max=config.limits.connections,
-        connections_per_ip_max=config.limits.connections_per_ip,
-        connections_per_user_max=config.limits.connections_per_user,
-        connections_reserved=config.limits.connections_reserved if is_enforced else 0,
-        login_seconds=config.limits.login_timeout / 1000 if is_enforced else 0.0,
-        handshake_seconds=config.limits.handshake_timeout / 1000,
-        output_high_water_bytes=high_water_bytes,
-        output_low_water_bytes=min(OUTPUT_LOW_WATER_BYTES, high_water_bytes),
-        output_bytes_max=config.limits.output_buffer,
-        output_total_bytes_max=config.limits.output_total,
-        frame_check_seconds=config.limits.frame_timeout / 1000,
-        unfinished_bytes_max=config.limits.unfinished_frames,
-    )
-
-
-def flight_connections(config: Config) -> int:
-    """Return the connection limit of the Flight endpoint; 0 without one."""
-    return config.limits.flight_connections if config.listen.flight else 0
 
 
 async def _numeric(bind: Bind) -> list[str]:
