@@ -11,8 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
-from itertools import groupby
-from operator import attrgetter
 from typing import Final, Protocol
 
 from headrace.broker.authorizer import Principal
@@ -212,14 +210,15 @@ class Transaction:
 
     def _end(self, state: _State) -> None:
         """End it, or (OPEN) keep it open after a commit that may be retried, if there is time left."""
+        was_open = self.is_open
         if state is _State.OPEN and self._is_overdue:
             state = _State.TIMED_OUT
         self._state = state
         if state is _State.OPEN:
-            self.transactions.reopened(self)
+            self.transactions.reopened()
         else:
             self._placings = self._commits = None
-            self.transactions.ended([self])
+            self.transactions.ended([self], were_open=was_open)
 
     def _check_open(self) -> None:
         if not self.is_open:
@@ -369,8 +368,10 @@ class Transactions:
         self._open_max = open_max
         self._bytes_max = bytes_max
         self._bytes = 0
-        self._open: set[Transaction] = set()
+        self._open = 0
+        """Number of open transactions."""
         self._by_id: dict[str, Transaction] = {}
+        """Those that are open or being committed."""
 
     def begin(self, who: Principal, id: str, timeout_ms: int) -> Transaction:
         check_name("transaction", id)
@@ -381,28 +382,27 @@ class Transactions:
 
     def begin_all(self, who: Principal, count: int, timeout_ms: int) -> list[Transaction]:
         """Begin so many transactions with new ids or, if there is no room for all, fewer, but at least one."""
-        count, now, ids = max(min(count, self._open_max - len(self._open)), 1), self._clock(), list[str]()
+        count, now = max(min(count, self._open_max - self._open), 1), self._clock()
         # The start time is part of the id: a transaction must not be mistaken for one before a restart.
-        front, known = f"txn-{now:x}-", self._by_id
-        while len(ids) < count:
-            self._begun += 1
-            id = front + hex(self._begun)[2:]
-            if id not in known:
-                ids.append(id)
-        return self._begin(who, ids, timeout_ms, now)
+        id_of = f"txn-{now:x}-%x".__mod__
+        while True:
+            first, self._begun = self._begun + 1, self._begun + count
+            ids = list(map(id_of, range(first, first + count)))
+            if self._by_id.keys().isdisjoint(ids):
+                return self._begin(who, ids, timeout_ms, now)
 
     def _begin(self, who: Principal, ids: Sequence[str], timeout_ms: int, now: int) -> list[Transaction]:
         self.publisher.check_open()
         if timeout_ms <= 0:
             raise InvalidRequest(f"transaction timeout is {timeout_ms} ms; it must be at least 1 ms")
-        if len(self._open) + len(ids) > self._open_max:
+        if self._open + len(ids) > self._open_max:
             raise LimitExceeded(f"{self._open_max} transactions are open already")
         deadline = self._deadline
         if deadline is None or deadline.began != now or deadline.timeout_ms != timeout_ms or not deadline.open:
             deadline = self._deadline = Deadline(now, timeout_ms, self._later)
         begun = [Transaction(self, who, id, deadline) for id in ids]
         deadline.open.update(begun)
-        self._open.update(begun)
+        self._open += len(begun)
         self._by_id.update(zip(ids, begun, strict=True))
         return begun
 
@@ -447,30 +447,36 @@ class Transactions:
         """Take the begin of commits. They do not count as open: the caller that waits for them bounds their number."""
         for transaction in transactions:
             transaction.take(_State.COMMITTING)
-        self._open.difference_update(transactions)
+        self._open -= len(transactions)
 
     def committed(self, transactions: Sequence[Transaction]) -> None:
         """Take the success of commits."""
         for transaction in transactions:
             transaction.take(_State.COMMITTED)
-        self.ended(transactions)
+        self.ended(transactions, were_open=False)
 
-    def reopened(self, transaction: Transaction) -> None:
-        self._open.add(transaction)
+    def reopened(self) -> None:
+        """Take the failure of a commit that may be retried."""
+        self._open += 1
 
-    def ended(self, transactions: Sequence[Transaction]) -> None:
-        for deadline, together in groupby(transactions, attrgetter("deadline")):
-            deadline.ended(together)
-        self._open.difference_update(transactions)
-        by_id = self._by_id
-        for transaction in transactions:
+    def ended(self, transactions: Sequence[Transaction], *, were_open: bool) -> None:
+        """Take the end of at least one transaction. `were_open`: they were not being committed."""
+        if were_open:
+            self._open -= len(transactions)
+        first, deadline, by_id = 0, transactions[0].deadline, self._by_id
+        for index, transaction in enumerate(transactions):
             self._bytes -= transaction.size_bytes
-            by_id.pop(transaction.id, None)
+            del by_id[transaction.id]
+            if transaction.deadline is not deadline:
+                deadline.ended(transactions[first:index])
+                first, deadline = index, transaction.deadline
+        deadline.ended(transactions[first:] if first else transactions)
 
     def drain(self) -> None:
         """Abort the open transactions; their commits then fail."""
-        for transaction in list(self._open):
-            transaction.abort()
+        for transaction in list(self._by_id.values()):
+            if transaction.is_open:
+                transaction.abort()
 
 
 def _landed(commit: _Commit, staged: Staged) -> None:

@@ -6,11 +6,11 @@ connection, so a client that repeats a request without a reply cannot stage a re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Final
+from typing import Final, TypeAlias
 
-from headrace.broker import Broker, Principal, Published, PublishedTogether, Transaction
+from headrace.broker import Broker, Principal, PublishedTogether, Transaction
 from headrace.broker.schema_checks import SchemaCheckPending
 from headrace.errors import BrokerError, InvalidTransaction, LimitExceeded, NotCoordinator, RecordTooLarge, UnknownTopic
 from headrace.limits import FLYMQ_TRANSACTIONS_MAX
@@ -40,56 +40,47 @@ TIMEOUT_MS_DEFAULT: Final = 60_000
 TIMEOUT_MS_MAX: Final = 15 * 60_000
 
 
-class _Open:
-    """A transaction and what its reply needs."""
-
-    __slots__ = ("_batches", "transaction")
-
-    def __init__(self, transaction: Transaction) -> None:
-        self.transaction = transaction
-        self._batches: list[tuple[str, list[int], list[int]]] | None = None
-        """Topic, sizes of the keys and sizes of the values of each published batch. Most transactions need no list: `WholeCommitting`."""
-
-    def add(self, topic: str, key_sizes: list[int], value_sizes: list[int]) -> None:
-        if self._batches is None:
-            self._batches = []
-        self._batches.append((topic, key_sizes, value_sizes))
-
-    def placed(self, published: list[Published]) -> list[PlacedBatch]:
-        rows = zip(published, self._batches or (), strict=True)
-        return [PlacedBatch(topic, *columns(one), key_sizes, value_sizes) for one, (topic, key_sizes, value_sizes) in rows]
+_Sizes: TypeAlias = tuple[str, list[int], list[int]]
+"""Topic, sizes of the keys and sizes of the values of a published batch: what the reply to its commit needs."""
 
 
 class Committing:
-    """A commit in flight. `answered` is called when it is answered."""
+    """A commit in flight. `handlers` take note when it is answered."""
 
-    __slots__ = ("_answer", "_answered", "_held", "size_bytes")
+    __slots__ = ("_answer", "_handlers", "_sizes", "_transaction", "size_bytes")
 
-    def __init__(self, held: _Open, answer: PublishedTogether, answered: Callable[[Iterable[_Open]], None]) -> None:
-        self._held, self._answer, self._answered = held, answer, answered
-        self.size_bytes = held.transaction.size_bytes + _COMMIT_BYTES
+    def __init__(self, handlers: TransactionHandlers, transaction: Transaction, sizes: Sequence[_Sizes], answer: PublishedTogether) -> None:
+        self._handlers, self._transaction, self._sizes, self._answer = handlers, transaction, sizes, answer
+        self.size_bytes = transaction.size_bytes + _COMMIT_BYTES
 
     @property
     def outcome(self) -> PublishedTogether | None:
         return None if self._answer.done() else self._answer
 
     def reply(self, dialect: Dialect) -> bytes:
-        self._answered([self._held])
+        self._handlers.answered([self._transaction])
         error = self._answer.exception()
         if isinstance(error, BrokerError):
             return encode_failure(error_reply(error), dialect)
-        return encode_reply(Opcode.TXN_COMMIT, TxnEnded(self._held.transaction.id, True, self._held.placed(self._answer.result())), dialect)
+        rows = zip(self._answer.result(), self._sizes, strict=True)
+        placed = [PlacedBatch(topic, *columns(one), key_sizes, value_sizes) for one, (topic, key_sizes, value_sizes) in rows]
+        return encode_reply(Opcode.TXN_COMMIT, TxnEnded(self._transaction.id, True, placed), dialect)
 
 
 class WholeCommitting:
     """Commits in flight of transactions whose records came with them."""
 
-    __slots__ = ("_answer", "_answered", "_batch", "_held", "_now", "_value_sizes", "size_bytes")
+    __slots__ = ("_answer", "_batch", "_handlers", "_now", "_transactions", "_value_sizes", "size_bytes")
 
     def __init__(
-        self, batch: TxnWholeBatch, held: list[_Open], answer: PublishedTogether, answered: Callable[[Iterable[_Open]], None], now: int
+        self,
+        handlers: TransactionHandlers,
+        batch: TxnWholeBatch,
+        transactions: Sequence[Transaction],
+        answer: PublishedTogether,
+        now: int,
     ) -> None:
-        self._batch, self._held, self._answer, self._answered, self._now = batch, held, answer, answered, now
+        self._handlers, self._batch, self._transactions, self._answer, self._now = handlers, batch, transactions, answer, now
         self._value_sizes = list(map(len, batch.values))
         self.size_bytes = sum(self._value_sizes) + len(batch) * _WHOLE_BYTES + len(batch.values) * IN_FLIGHT_OVERHEAD_BYTES
 
@@ -101,7 +92,7 @@ class WholeCommitting:
         batch, error = self._batch, self._answer.exception()
         if isinstance(error, BrokerError):
             return self._failed(encode_failure(error_reply(error), dialect))
-        self._answered(self._held)
+        self._handlers.answered(self._transactions)
         (all_records,) = self._answer.result()
         if all_records.placements is None:
             placed = all_records.partition, all_records.base_offset, all_records.timestamp
@@ -120,12 +111,12 @@ class WholeCommitting:
     def _failed(self, failure: bytes) -> bytes:
         """Answer each commit with the failure. The transactions hold their records if they are open again."""
         frames, first = list[bytes](), 0
-        for held, count in zip(self._held, self._batch.counts, strict=True):
+        for transaction, count in zip(self._transactions, self._batch.counts, strict=True):
             sizes = self._value_sizes[first : first + count]
-            held.add(self._batch.topic, [AUTO] * count, sizes)
+            self._handlers.published(transaction.id, self._batch.topic, [AUTO] * count, sizes)
             frames += (encode_staged(self._batch.topic, 0, self._now, sizes), failure)
             first += count
-        self._answered(self._held)
+        self._handlers.answered(self._transactions)
         return b"".join(frames)
 
 
@@ -139,15 +130,18 @@ class TransactionHandlers:
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
         self._broker = broker
         self._who = who
-        self._open: dict[str, _Open] = {}
-        self._committing: dict[str, _Open] = {}
+        self._open: dict[str, Transaction] = {}
+        self._committing: dict[str, Transaction] = {}
+        self._sizes: dict[str, list[_Sizes]] = {}
+        """Of each published batch of these. Most transactions have no entry: `WholeCommitting`."""
 
     def abort_all(self) -> None:
         """Abort all: the connection is lost, or another user has logged in."""
-        for held in (*self._open.values(), *self._committing.values()):
-            held.transaction.abort()
+        for transaction in (*self._open.values(), *self._committing.values()):
+            transaction.abort()
         self._open.clear()
         self._committing.clear()
+        self._sizes.clear()
 
     def stage_whole(self, batch: TxnWholeBatch) -> WholeCommitting | int:
         """Stage transactions with their commits. If some must be handled one by one, stage nothing and return how many of the first."""
@@ -155,14 +149,13 @@ class TransactionHandlers:
         found = list(map(self._open.get, ids))
         held = [one for one in found if one is not None]
         if len(held) == len(ids) == len(set(ids)):
-            first, *others = [one.transaction for one in held]
-            answer = first.stage_whole(others, batch.topic, batch.values, batch.counts)
+            answer = held[0].stage_whole(held[1:], batch.topic, batch.values, batch.counts)
             if answer is not None:
                 for id in ids:
                     del self._open[id]
                 self._committing.update(zip(ids, held, strict=True))
-                return WholeCommitting(batch, held, answer, self._answered, self._broker.now)
-        alone = [index for index, one in enumerate(found) if one is None or not one.transaction.is_empty]
+                return WholeCommitting(self, batch, held, answer, self._broker.now)
+        alone = [index for index, one in enumerate(found) if one is None or not one.is_empty]
         return alone[-1] + 1 if alone else len(batch)
 
     def begin_all(self, batch: TxnBeginBatch, dialect: Dialect) -> bytes:
@@ -195,45 +188,56 @@ class TransactionHandlers:
     def _begin(self, timeout_ms: int, count: int) -> list[str]:
         """Begin up to `count` transactions, at least one, and return their ids."""
         if len(self._open) + count > FLYMQ_TRANSACTIONS_MAX:
-            self._open = {id: held for id, held in self._open.items() if not held.transaction.has_ended}
+            for id in [id for id, transaction in self._open.items() if transaction.has_ended]:
+                del self._open[id]
+                self._sizes.pop(id, None)
             if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
                 raise LimitExceeded(f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection: the limit is reached")
         count = min(count, FLYMQ_TRANSACTIONS_MAX - len(self._open))
         begun = self._broker.begin_all(self._who(), count, timeout_ms=min(timeout_ms or TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX))
         ids = [transaction.id for transaction in begun]
-        self._open.update(zip(ids, map(_Open, begun), strict=True))
+        self._open.update(zip(ids, begun, strict=True))
         return ids
 
     def _commit(self, request: TxnCommit) -> Committing:
-        held = self._find(request.transaction)
+        id, transaction = request.transaction, self._find(request.transaction)
         try:
-            answer = held.transaction.stage_commit()
+            answer = transaction.stage_commit()
         except BrokerError:
-            if not held.transaction.is_open:
-                self._open.pop(request.transaction, None)
+            if transaction.has_ended:
+                self._forget(id)
             raise
-        self._open.pop(request.transaction, None)
-        self._committing[request.transaction] = held
-        return Committing(held, answer, self._answered)
+        self._open.pop(id, None)
+        self._committing[id] = transaction
+        return Committing(self, transaction, self._sizes.get(id, ()), answer)
 
-    def _answered(self, answered: Iterable[_Open]) -> None:
+    def answered(self, answered: Iterable[Transaction]) -> None:
         """Note that commits are answered. After a retriable error their transactions are open again."""
-        committing = self._committing
-        for held in answered:
-            transaction = held.transaction
+        committing, sizes = self._committing, self._sizes
+        for transaction in answered:
             committing.pop(transaction.id, None)
             if transaction.is_open:
-                self._open[transaction.id] = held
+                self._open[transaction.id] = transaction
+            elif sizes:
+                sizes.pop(transaction.id, None)
+
+    def published(self, id: str, topic: str, key_sizes: list[int], value_sizes: list[int]) -> None:
+        """Note what the reply to the commit needs of a batch."""
+        self._sizes.setdefault(id, []).append((topic, key_sizes, value_sizes))
+
+    def _forget(self, id: str) -> None:
+        self._open.pop(id, None)
+        self._sizes.pop(id, None)
 
     async def rollback(self, request: TxnRollback) -> Reply:
-        held = self._find(request.transaction)
-        held.transaction.abort()
-        self._open.pop(request.transaction, None)
+        transaction = self._find(request.transaction)
+        transaction.abort()
+        if transaction.has_ended:
+            self._forget(request.transaction)
         return TxnEnded(request.transaction)
 
     async def commit_offset(self, request: Commit) -> Reply:
-        held = self._find(request.transaction)
-        held.transaction.commit_offsets(request.group, {(request.topic, request.partition): request.offset})
+        self._find(request.transaction).commit_offsets(request.group, {(request.topic, request.partition): request.offset})
         return Done(True, "offset staged")
 
     async def produce_to_new_topic(self, request: TxnProduceBatch, dialect: Dialect) -> bytes:
@@ -248,8 +252,8 @@ class TransactionHandlers:
     def _produce(self, request: TxnProduceBatch, dialect: Dialect) -> bytes | None:
         """Stage the records, and return one frame for each, in order. A record that fails does not fail the others. Return None if the
         topic does not exist or its schema check takes longer."""
-        held = self._open.get(request.transaction) or self._committing.get(request.transaction)
-        if held is None:
+        transaction = self._open.get(request.transaction) or self._committing.get(request.transaction)
+        if transaction is None:
             unknown = InvalidTransaction(f"transaction not found: {request.transaction}")
             return encode_failure(publish_error_reply(unknown), dialect) * len(request)
         try:
@@ -260,37 +264,43 @@ class TransactionHandlers:
             return encode_failure(publish_error_reply(error), dialect) * len(request)
         try:
             return b"".join(
-                [frames for partition, batch in _batches(request) for frames in self._stage(held, request.topic, batch, partition, dialect)]
+                [
+                    frames
+                    for partition, batch in _batches(request)
+                    for frames in self._stage(transaction, request.topic, batch, partition, dialect)
+                ]
             )
         except UnknownTopic:
             return None
 
-    def _stage(self, held: _Open, topic: str, batch: RecordBatch, partition: int | None, dialect: Dialect) -> list[bytes]:
+    def _stage(self, transaction: Transaction, topic: str, batch: RecordBatch, partition: int | None, dialect: Dialect) -> list[bytes]:
         count, value_sizes = len(batch), list(map(len, batch.values))  # type: ignore[arg-type]  # FlyMQ knows no null values
         key_sizes = [AUTO] * count if batch.keys is None else [len(key) if key else AUTO for key in batch.keys]
         try:
             if sum(value_sizes) > RECORD_BYTES_MAX or (batch.keys is not None and batch.size_bytes > RECORD_BYTES_MAX):
                 raise RecordTooLarge(size_bytes=batch.size_bytes, bytes_max=RECORD_BYTES_MAX)
-            placing = held.transaction.publish(topic, batch, partition)
+            placing = transaction.publish(topic, batch, partition)
         except UnknownTopic:
             raise
         except BrokerError as error:
             if count == 1:
                 return [encode_failure(publish_error_reply(error), dialect)]
             # One record, or all together, exceed a limit: stage each one on its own.
-            return [frame for index in range(count) for frame in self._stage(held, topic, batch[index : index + 1], partition, dialect)]
-        held.add(topic, key_sizes, value_sizes)
+            return [
+                frame for index in range(count) for frame in self._stage(transaction, topic, batch[index : index + 1], partition, dialect)
+            ]
+        self.published(transaction.id, topic, key_sizes, value_sizes)
         if batch.keys is None and placing.rule is None:
             return [encode_staged(topic, placing.partition, self._broker.now, value_sizes)]
         times = [self._broker.now] * count
         rows = RecordMetadataBatch(topic, placing.partitions(count), [0] * count, times, key_sizes, value_sizes)
         return [encode_reply(Opcode.TXN_PRODUCE, rows)]
 
-    def _find(self, id: str) -> _Open:
-        held = self._open.get(id) or self._committing.get(id)
-        if held is None:
+    def _find(self, id: str) -> Transaction:
+        transaction = self._open.get(id) or self._committing.get(id)
+        if transaction is None:
             raise InvalidTransaction(f"transaction not found: {id}")
-        return held
+        return transaction
 
 
 def _batches(request: TxnProduceBatch) -> list[tuple[int | None, RecordBatch]]:
