@@ -6,7 +6,7 @@ injects faults and enumerates the images that a power cut may leave.
 
 The log relies on these rules, and the in-memory implementation follows them:
 
-- `write_at` reaches the page cache only; `sync` makes a file's earlier writes, truncations and size durable.
+- `write_at` and `write_direct` promise nothing after a power cut; `sync` makes a file's earlier writes, truncations and size durable.
 - A created, renamed or removed name is durable only after `sync_dir` of its directory.
 - `allocate` reserves space, so that later writes inside it cannot fail for lack of space. The reserved bytes read as zeros.
 - An `OSError` with `ENOSPC` or `EDQUOT` means "disk full". `EMFILE`, `ENFILE`, `EAGAIN` or `ENOMEM` means that descriptors, threads or
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from headrace.errors import HeadraceError
 from headrace.limits import KIB, LOG_DESCRIPTORS_RESERVED
+from headrace.storage import direct
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
@@ -86,6 +87,10 @@ class File(Protocol):
 
     def write_at(self, position: int, buffers: Sequence[SizedBuffer]) -> None:
         """Write all buffers from `position` on, and continue after short writes."""
+
+    def write_direct(self, position: int, buffers: Sequence[SizedBuffer]) -> bool:
+        """Write all buffers from `position` on past the page cache. Returns False, with nothing written, where that is not possible. As
+        after `write_at`, only `sync` makes them durable."""
 
     def start_sync(self, position: int, size_bytes: int) -> None:
         """Let the disk begin with these bytes, so that a later `sync` takes less time. Guarantees nothing and reports no failure."""
@@ -233,6 +238,9 @@ class DiskFile:
         if fill_bytes:
             with contextlib.suppress(OSError):  # the write itself has succeeded
                 os.pwrite(self._fd, memoryview(_ZEROS)[:fill_bytes], end)
+
+    def write_direct(self, position: int, buffers: Sequence[SizedBuffer]) -> bool:
+        return direct.write(self._fd, position, buffers, self.write_at)
 
     def start_sync(self, position: int, size_bytes: int) -> None:
         # This flag alone neither waits nor fetches the error of a write: the sync reports it.
