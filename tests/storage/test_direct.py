@@ -98,6 +98,11 @@ def test_few_bytes_are_left_to_the_page_cache(tmp_path: Path, file: DiskFile) ->
     assert content(tmp_path) == b""
 
 
+def test_nothing_is_written_directly_if_that_is_switched_off(tmp_path: Path) -> None:
+    assert not DiskFiles(tmp_path, direct_writes=False).open("file", create=True).write_direct(0, parts(SIZES))
+    assert content(tmp_path) == b""
+
+
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.EMFILE, errno.ENOENT])
 def test_nothing_is_written_where_a_file_cannot_be_opened_for_direct_writes(
     tmp_path: Path, file: DiskFile, monkeypatch: pytest.MonkeyPatch, error: int

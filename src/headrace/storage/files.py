@@ -175,11 +175,12 @@ def _buffer(size_bytes: int) -> bytearray:
 class DiskFile:
     """File on disk. All calls release the GIL during system calls."""
 
-    __slots__ = ("_fd", "_reserved_bytes", "_written_bytes")
+    __slots__ = ("_direct_writes", "_fd", "_reserved_bytes", "_written_bytes")
     _IOV_MAX: Final = 1024
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, direct_writes: bool = True) -> None:
         self._fd = fd
+        self._direct_writes = direct_writes
         self._reserved_bytes = self._written_bytes = 0
         """Of a file that `allocate` has reserved: its size, and how much of it from the front was written."""
 
@@ -240,7 +241,7 @@ class DiskFile:
                 os.pwrite(self._fd, memoryview(_ZEROS)[:fill_bytes], end)
 
     def write_direct(self, position: int, buffers: Sequence[SizedBuffer]) -> bool:
-        return direct.write(self._fd, position, buffers, self.write_at)
+        return self._direct_writes and direct.write(self._fd, position, buffers, self.write_at)
 
     def start_sync(self, position: int, size_bytes: int) -> None:
         # This flag alone neither waits nor fetches the error of a write: the sync reports it.
@@ -308,11 +309,12 @@ class DiskFiles:
     """Files below one directory on disk. Files have mode 0600, directories 0700. Symbolic links are not followed.
 
     Peers can use up the descriptors of the process. `reserve` therefore keeps spare descriptors open; an open that finds no descriptor
-    closes spare ones until it succeeds.
+    closes spare ones until it succeeds. Without `direct_writes`, `write_direct` writes nothing.
     """
 
-    def __init__(self, root: Path | str) -> None:
+    def __init__(self, root: Path | str, *, direct_writes: bool = True) -> None:
         self.root = Path(root)
+        self._direct_writes = direct_writes
         self._lock_fds: list[int] = []
         self._spare_fds: list[int] = []
         self._sparing = threading.Lock()
@@ -349,7 +351,7 @@ class DiskFiles:
 
     def open(self, path: str, *, create: bool = False) -> DiskFile:
         flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if create else 0)
-        return DiskFile(self._open(self._path(path), flags))
+        return DiskFile(self._open(self._path(path), flags), direct_writes=self._direct_writes)
 
     def open_readonly(self, path: str) -> DiskFile:
         return DiskFile(self._open(self._path(path), os.O_RDONLY | os.O_NOFOLLOW))
