@@ -55,7 +55,7 @@ class Column:
     def __init__(self, offsets: Buffer, data: SizedBuffer, validity: Buffer | None = None, *, is_checked: bool = False) -> None:
         """`offsets` defines the number of items. `data` and `validity` may be longer than needed. Raises `InvalidRequest`.
 
-        `is_checked`: another library has checked the same rules, and `data` never changes; it is then not copied.
+        `is_checked`: the same rules were checked before, and `data` never changes; it is then not copied.
         """
         self.offsets = bytes(offsets)
         if is_checked:

@@ -334,8 +334,8 @@ class Batch(Protocol):
     def record_batch(self) -> RecordBatch:
         """Return a batch to append elsewhere, with its timestamps."""
 
-    def column_batch(self) -> ColumnBatch:
-        """Return the same as columns. Single records are not decoded if the window is the whole batch."""
+    def column_batch(self, *, with_times: bool = True) -> ColumnBatch:
+        """Return the same as columns, with or without timestamps. Single records are not decoded if the window is the whole batch."""
 
     def value_buffers(self) -> tuple[memoryview, memoryview, memoryview | None]:
         """Return (offsets u32 × (count + 1), data, validity bits or None) of the whole batch."""

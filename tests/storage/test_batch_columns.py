@@ -58,6 +58,7 @@ def test_a_batch_gives_back_the_columns_it_was_made_of(record_batch: RecordBatch
     for start in range(len(batch)):
         part = batch.window(start, len(batch))
         assert part.column_batch().record_batch() == part.record_batch()
+        assert part.column_batch(with_times=False).record_batch() == replace(part.record_batch(), timestamps=None)
 
 
 @pytest.mark.parametrize(

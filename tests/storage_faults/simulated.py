@@ -138,6 +138,11 @@ class SimulatedFile:
             raise failing.error() from None
         self._files.write(self._path, self._inode, position, data if fault is None else data[: fault.kept_bytes])
 
+    def write_direct(self, position: int, buffers: Sequence[SizedBuffer]) -> bool:
+        """Write like `write_at`: in both ways, any part may be on the disk before the sync."""
+        self.write_at(position, buffers)
+        return True
+
     def start_sync(self, position: int, size_bytes: int) -> None:
         """Do nothing: any unsynced write may reach the disk at any time, with or without this."""
         self._usable()

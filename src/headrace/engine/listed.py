@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -181,8 +182,9 @@ class ListedBatch:
     def record_batch(self) -> RecordBatch:
         return RecordBatch(self.values(), self.keys(), self.headers(), self.timestamps(), self.expiries())
 
-    def column_batch(self) -> ColumnBatch:
-        return ColumnBatch.of(self.record_batch())
+    def column_batch(self, *, with_times: bool = True) -> ColumnBatch:
+        batch = self.record_batch()
+        return ColumnBatch.of(batch if with_times else replace(batch, timestamps=None))
 
     def value_buffers(self) -> tuple[memoryview, memoryview, memoryview | None]:
         return _buffers(self._lists.value_column)

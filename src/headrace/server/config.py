@@ -107,6 +107,12 @@ class Storage:
         "The environment variable that holds the encryption key as 64 hexadecimal digits. Not together with storage.key_file.",
     )
     compress: bool = setting(Flag(), False, "Compress the batches of new topics with zstd.")
+    direct_writes: bool = setting(
+        Flag(),
+        True,
+        "Write large appends past the page cache, unless a reader follows the partition. Their first reader gets them from the disk. "
+        "false: through the cache, for a disk that is slower than its readers.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

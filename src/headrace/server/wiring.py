@@ -531,7 +531,7 @@ def _engine(config: Config, key: bytes | None, clock: Callable[[], int]) -> Engi
         key=key,
         ticks=time.perf_counter,
     )
-    return EmbeddedEngine(DiskFiles(config.storage.path), options, clock=clock)
+    return EmbeddedEngine(DiskFiles(config.storage.path, direct_writes=config.storage.direct_writes), options, clock=clock)
 
 
 def access_of(config: Config, engine: Engine, clock: Callable[[], int]) -> Access:

@@ -35,7 +35,7 @@ import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, TypeAlias
@@ -369,15 +369,19 @@ class StoredBatch:
     def record_batch(self) -> RecordBatch:
         return RecordBatch(self.values(), self.keys(), self.headers(), self.timestamps(), self.expiries())
 
-    def column_batch(self) -> ColumnBatch:
+    def column_batch(self, *, with_times: bool = True) -> ColumnBatch:
         if len(self) < self.header.count:
-            return ColumnBatch.of(self.record_batch())
-        keys, headers, times = self.key_buffers(), self.header_buffers(), self.timestamp_buffer()
+            batch = self.record_batch()
+            return ColumnBatch.of(batch if with_times else replace(batch, timestamps=None))
+        # The columns were checked before the batch was stored, and its checksum was verified.
+        keys, headers, times = self.key_buffers(), self.header_buffers(), self.timestamp_buffer() if with_times else None
+        if with_times and times is None:
+            times = memoryview(array("q", [self.header.min_timestamp]) * len(self))
         return ColumnBatch(
-            Column(*self.value_buffers()),
-            None if keys is None else Column(*keys),
-            None if headers is None else Column(*headers),
-            (array("q", [self.header.min_timestamp]) * len(self)).tobytes() if times is None else times,
+            _owned(*self.value_buffers()),
+            None if keys is None else _owned(*keys),
+            None if headers is None else _owned(*headers),
+            times,
             self.expiry_buffer(),
         )
 
@@ -493,6 +497,10 @@ class StoredBatch:
             raise CorruptData(f"log {header.log}: body at offset {header.base_offset}: expected {header.raw_size} bytes, got {len(body)}")
         self._layout = _layout(header, body)
         self._body, self._plain = body, plain
+
+
+def _owned(offsets: memoryview, data: memoryview, validity: memoryview | None = None) -> Column:
+    return Column(offsets, bytes(data), validity, is_checked=True)
 
 
 @lru_cache(1024)

@@ -6,7 +6,7 @@ injects faults and enumerates the images that a power cut may leave.
 
 The log relies on these rules, and the in-memory implementation follows them:
 
-- `write_at` reaches the page cache only; `sync` makes a file's earlier writes, truncations and size durable.
+- `write_at` and `write_direct` promise nothing after a power cut; `sync` makes a file's earlier writes, truncations and size durable.
 - A created, renamed or removed name is durable only after `sync_dir` of its directory.
 - `allocate` reserves space, so that later writes inside it cannot fail for lack of space. The reserved bytes read as zeros.
 - An `OSError` with `ENOSPC` or `EDQUOT` means "disk full". `EMFILE`, `ENFILE`, `EAGAIN` or `ENOMEM` means that descriptors, threads or
@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from headrace.errors import HeadraceError
 from headrace.limits import KIB, LOG_DESCRIPTORS_RESERVED
+from headrace.storage import direct
 
 if TYPE_CHECKING:
     from _typeshed import SizedBuffer
@@ -86,6 +87,10 @@ class File(Protocol):
 
     def write_at(self, position: int, buffers: Sequence[SizedBuffer]) -> None:
         """Write all buffers from `position` on, and continue after short writes."""
+
+    def write_direct(self, position: int, buffers: Sequence[SizedBuffer]) -> bool:
+        """Write all buffers from `position` on past the page cache. Returns False, with nothing written, where that is not possible. As
+        after `write_at`, only `sync` makes them durable."""
 
     def start_sync(self, position: int, size_bytes: int) -> None:
         """Let the disk begin with these bytes, so that a later `sync` takes less time. Guarantees nothing and reports no failure."""
@@ -170,11 +175,12 @@ def _buffer(size_bytes: int) -> bytearray:
 class DiskFile:
     """File on disk. All calls release the GIL during system calls."""
 
-    __slots__ = ("_fd", "_reserved_bytes", "_written_bytes")
+    __slots__ = ("_direct_writes", "_fd", "_reserved_bytes", "_written_bytes")
     _IOV_MAX: Final = 1024
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, *, direct_writes: bool = True) -> None:
         self._fd = fd
+        self._direct_writes = direct_writes
         self._reserved_bytes = self._written_bytes = 0
         """Of a file that `allocate` has reserved: its size, and how much of it from the front was written."""
 
@@ -233,6 +239,9 @@ class DiskFile:
         if fill_bytes:
             with contextlib.suppress(OSError):  # the write itself has succeeded
                 os.pwrite(self._fd, memoryview(_ZEROS)[:fill_bytes], end)
+
+    def write_direct(self, position: int, buffers: Sequence[SizedBuffer]) -> bool:
+        return self._direct_writes and direct.write(self._fd, position, buffers, self.write_at)
 
     def start_sync(self, position: int, size_bytes: int) -> None:
         # This flag alone neither waits nor fetches the error of a write: the sync reports it.
@@ -300,11 +309,12 @@ class DiskFiles:
     """Files below one directory on disk. Files have mode 0600, directories 0700. Symbolic links are not followed.
 
     Peers can use up the descriptors of the process. `reserve` therefore keeps spare descriptors open; an open that finds no descriptor
-    closes spare ones until it succeeds.
+    closes spare ones until it succeeds. Without `direct_writes`, `write_direct` writes nothing.
     """
 
-    def __init__(self, root: Path | str) -> None:
+    def __init__(self, root: Path | str, *, direct_writes: bool = True) -> None:
         self.root = Path(root)
+        self._direct_writes = direct_writes
         self._lock_fds: list[int] = []
         self._spare_fds: list[int] = []
         self._sparing = threading.Lock()
@@ -341,7 +351,7 @@ class DiskFiles:
 
     def open(self, path: str, *, create: bool = False) -> DiskFile:
         flags = os.O_RDWR | os.O_NOFOLLOW | (os.O_CREAT | os.O_EXCL if create else 0)
-        return DiskFile(self._open(self._path(path), flags))
+        return DiskFile(self._open(self._path(path), flags), direct_writes=self._direct_writes)
 
     def open_readonly(self, path: str) -> DiskFile:
         return DiskFile(self._open(self._path(path), os.O_RDONLY | os.O_NOFOLLOW))

@@ -24,6 +24,7 @@ from headrace.storage import batch as batch_format
 from headrace.storage.batch import BatchHeader, Built, BuiltInPlace, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files, NotCached, is_exhausted
+from headrace.storage.followed import Followed
 from headrace.storage.joining import join, join_singles
 from headrace.storage.journal import Damage, Reference, headers_crc
 from headrace.storage.opened import OpenedBatches
@@ -79,6 +80,7 @@ class Partition:
         "_batch_bytes",
         "_damaged",
         "_files",
+        "_followed",
         "_keyring",
         "_opened",
         "batches",
@@ -123,6 +125,8 @@ class Partition:
         """Number of changes of `segments` by compaction or retention. Readers compare it."""
         self.compacted_to = 0
         """Offsets below this were compacted since the store was opened."""
+        self._followed: Followed | None = None
+        """None before the first large append."""
         self._batch_bytes = 0
         """Size of the last batch read, as an estimate for the next one."""
         self._opened = context.opened
@@ -190,7 +194,12 @@ class Partition:
         segment = self.segments[-1] if self.segments else None
         if segment is None or segment.covers_to or (segment.size > HEADER_BYTES and segment.size + size > self.options.segment_bytes):
             segment = self._roll(base_offset)
-        segment.append(batches, start_sync=True)
+        if self._followed is None:
+            self._followed = Followed()
+        if self._followed.is_followed:
+            segment.append(batches, start_sync=True)
+        else:
+            segment.append_direct(batches)
         return Reference(self.id, headers_crc(headers), segment.base_offset, segment.size, size, base_offset, headers[-1].next_offset)
 
     def reveal(self, batches: Sequence[BuiltInPlace]) -> None:
@@ -200,6 +209,8 @@ class Partition:
         with self.lock:
             segment.extend(batches, segment.size + size)
             self.end = self.next
+        if self._followed is not None:
+            self._followed.appended(size, self.end)
 
     def retract(self) -> None:
         """Remove batches that no journal frame refers to. If this fails, recovery or a later write removes them."""
@@ -283,6 +294,8 @@ class Partition:
         if not self.first <= offset <= self.end:
             raise OffsetOutOfRange(wanted=offset, first=self.first, end=self.end)
         end, generation = self.end, self.generation
+        if self._followed is not None:
+            self._followed.read(offset)
         part = self._opened.part(self.id, generation, offset, bytes_max, records_max)
         if part is not None:
             return [part]

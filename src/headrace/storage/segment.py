@@ -274,6 +274,13 @@ class Segment:
             file.write_at(position, parts)
         return position + waiting_bytes
 
+    def append_direct(self, batches: Sequence[BuiltInPlace]) -> int:
+        """Do the same past the page cache, where that is possible."""
+        self._change()
+        if not self.file().write_direct(self.size, [part for _, parts in batches for part in parts]):
+            return self.append(batches, start_sync=True)
+        return self.size + sum(header.size for header, _ in batches)
+
     def extend(self, batches: Sequence[BuiltInPlace], size: int) -> None:
         with self._growing:
             position = self.size

@@ -20,7 +20,6 @@ from headrace.broker.writers.stage import Held, SpilledBatch, batch_of
 from headrace.engine.contract import Ack, Batch, Engine, TopicConfig, Write
 from headrace.errors import BrokerError, CorruptData, OffsetOutOfRange, UnknownTopic
 from headrace.limits import MIB
-from headrace.records import AnyBatch, ColumnBatch
 
 _READ_BYTES_MIN: Final = 2 * MIB
 """A chunk is read at once, off the event loop: a shorter read would cut stored batches, and their parts have to be decoded."""
@@ -135,7 +134,7 @@ class Spill:
             for batch in batches:
                 part = _until(batch, end)
                 if len(part):
-                    writes.append(Write(chunk.topic, chunk.partition, _as_written(part, chunk.is_timed)))
+                    writes.append(Write(chunk.topic, chunk.partition, part.column_batch(with_times=chunk.is_timed)))
                     missing -= len(part)
                 await asyncio.sleep(0)
             position = batches[-1].next_offset
@@ -182,10 +181,3 @@ def _until(batch: Batch, end: int) -> Batch:
     if batch.next_offset <= end:
         return batch
     return batch.window(0, sum(offset < end for offset in batch.offsets()))
-
-
-def _as_written(batch: Batch, is_timed: bool) -> AnyBatch:
-    record_batch = batch.column_batch()
-    return (
-        record_batch if is_timed else ColumnBatch(record_batch.values, record_batch.keys, record_batch.headers, None, record_batch.expiries)
-    )
