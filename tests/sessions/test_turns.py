@@ -42,3 +42,15 @@ async def test_a_cancelled_step_costs_no_turn_and_delays_no_other() -> None:
     async with asyncio.timeout(300):
         await turns.wait()
     assert log == ["taken"]
+
+
+async def test_the_first_step_and_the_end_of_all_steps_are_reported() -> None:
+    reports: asyncio.Queue[bool] = asyncio.Queue()
+    turns = Turns(reports.put_nowait)
+    async with asyncio.timeout(300):
+        for _ in range(2):
+            for _ in range(3):
+                await turns.wait()
+            assert await reports.get() is True
+            assert reports.empty(), "reported once, not for each step"
+            assert await reports.get() is False

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.limits import MIB
 from headrace.records import Ack, RecordBatch
-from headrace.storage.staged import FLUSH_BYTES_MAX, LARGE_BYTES_MAX, AnyStaged, Staged, StagedEach, Waiting
+from headrace.storage.staged import FLUSH_BYTES_MAX, LARGE_BYTES_MAX, SMALL_BYTES_MAX, AnyStaged, Staged, StagedEach, Waiting
 
 LARGE = 4 * MIB
 
@@ -33,7 +33,7 @@ def test_bulk_appends_are_a_large_one_from_its_limit_on() -> None:
 
 
 def test_too_few_bulk_appends_stay_in_order() -> None:
-    items = [append(MIB, 1), append(1, 2), append(MIB, 1)]
+    items = [append(MIB, 1), append(1, 1), append(MIB, 1)]
     queue = waiting(*items)
     assert queue.take_large() == []
     assert queue.take() == items
@@ -147,3 +147,50 @@ def test_a_flush_ends_at_its_limit_and_takes_at_least_one() -> None:
     assert queue.take() == items[:1] and queue.size_bytes == 1
     assert queue.take() == items[1:] and queue.size_bytes == 0
     assert not queue
+
+
+def test_small_appends_are_flushed_before_larger_ones_to_other_logs() -> None:
+    larger = [append(SMALL_BYTES_MAX + 1, 1), append(SMALL_BYTES_MAX + 1, 1)]
+    small: list[AnyStaged] = [append(SMALL_BYTES_MAX, 2), singles(3, 4)]
+    queue = waiting(larger[0], small[0], larger[1], small[1])
+    assert queue.take() == small
+    assert queue.take() == larger
+    assert not queue and queue.size_bytes == 0
+
+
+def test_every_second_flush_takes_what_was_staged_first() -> None:
+    larger = append(SMALL_BYTES_MAX + 1, 1)
+    queue = waiting(larger, append(10, 2))
+    queue.take()
+    later = append(10, 3)
+    queue.add(later, urgent=False)
+    assert queue.take() == [larger, later]
+
+
+def test_a_small_append_does_not_pass_one_to_its_log() -> None:
+    larger, after, both, other = append(SMALL_BYTES_MAX + 1, 1), append(10, 1), append(10, 1, 2), append(10, 2)
+    queue = waiting(larger, after, both, other, append(10, 3))
+    assert [item.logs() for item in queue.take()] == [[3]]
+    assert queue.take() == [larger, after, both, other]
+
+
+def test_appends_to_one_log_share_a_flush_whatever_their_sizes() -> None:
+    items = [append(10, 1), append(SMALL_BYTES_MAX + 1, 1), append(10, 1)]
+    queue = waiting(*items)
+    assert queue.take() == items
+
+
+def test_a_bulk_append_never_counts_as_small() -> None:
+    queue = Waiting(1_000)
+    bulk = [append(1_000, log) for log in (1, 2)]
+    for item in (bulk[0], append(10, 3), bulk[1]):
+        queue.add(item, urgent=False)
+    assert [item.logs() for item in queue.take()] == [[3]]
+    assert queue.take_large() == bulk
+
+
+def test_small_appends_pass_only_some_larger_ones() -> None:
+    larger = [append(SMALL_BYTES_MAX + 1, 1, ack=Ack.WRITTEN) for _ in range(100)]
+    queue = waiting(*larger, append(10, 2))
+    taken = queue.take()
+    assert taken and taken == larger[: len(taken)]

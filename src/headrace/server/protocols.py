@@ -20,6 +20,7 @@ from headrace.net.protocol import Peer, ServedProtocol
 from headrace.net.relay import Relays
 from headrace.server.config import TCP_PROTOCOLS, Config
 from headrace.server.settings import AccessMode
+from headrace.server.switching import switch_threads
 from headrace.sessions.blipmq.keys import api_keys
 from headrace.sessions.blipmq.session import BlipMqSession
 from headrace.sessions.blipmq.settings import BlipMqSettings
@@ -63,7 +64,7 @@ class Protocols:
     ) -> None:
         self._report, self._relays = report, relays
         self._broker, self._config, self._access = broker, config, access
-        self._turns = Turns()
+        self._turns = Turns(switch_threads)
         self._subscriptions = Subscriptions(broker, SubscriptionBook(engine, "blipmq"), clock=clock, settings=_blipmq_settings(config))
         self._by_name = {protocol.name: protocol for protocol in (self._flymq(), self._rustlog(), self._blipmq(blipmq_keys), self._figg())}
         assert tuple(self._by_name) == TCP_PROTOCOLS, "the configuration names the protocols there are"

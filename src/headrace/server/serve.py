@@ -30,6 +30,7 @@ from headrace.server.kafka import EngineKind
 from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile, notify
 from headrace.server.settings import AccessMode
+from headrace.server.switching import switch_threads
 from headrace.server.wiring import Opened, Server
 from headrace.storage.batch import CHECKSUMS_IN_C
 
@@ -41,10 +42,6 @@ _ACCESS: Final = {
 }
 _COLLECT_AFTER_OBJECTS: Final = 20_000
 """A collection of this many objects takes about a millisecond."""
-_SWITCH_SECONDS: Final = 0.0002
-"""Time for which a thread keeps the interpreter while another one wants it. With Python's default of 5 ms, every turn of the event loop
-waits that long while the writer, the maintenance or a Flight thread runs Python code, and the writer three times in a flush while the loop
-is busy. With 0.1 ms the switches take 5 % of a publish at full speed."""
 _PROMISES: Final = {
     Ack.DURABLE: "fdatasync before every acknowledgement",
     Ack.WRITTEN: "survives a crash of the process, not of the machine",
@@ -71,7 +68,7 @@ def serve(config: Config, options: ServeOptions, environment: Mapping[str, str])
     started = time.monotonic()
     set_up_logs(config.logging)
     raise_file_limit()
-    sys.setswitchinterval(_SWITCH_SECONDS)
+    switch_threads()
     keep_large_chunks()
     if not CHECKSUMS_IN_C:
         _log.warning("checksums are slow: about 1 MB/s in Python, because the installed google-crc32c has no extension module")

@@ -9,8 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from headrace.limits import FETCHES_AT_ONCE_MAX, FLYMQ_INFLATIONS_MAX
+
+_BUSY_SECONDS: Final = 0.05
+"""Longest pause between steps that count as one stretch of work."""
 
 
 class Turn:
@@ -27,9 +31,14 @@ class Turn:
 
 
 class Turns:
-    """Queue of the waiting steps, and the slots. Each broker has one, shared by its sessions. Slots are given first come, first served."""
+    """Queue of the waiting steps, and the slots. Each broker has one, shared by its sessions. Slots are given first come, first served.
 
-    def __init__(self) -> None:
+    `busy` is called with True at the first step, and with False when there was none for a while.
+    """
+
+    def __init__(self, busy: Callable[[bool], None] = lambda is_busy: None) -> None:
+        self._busy = busy
+        self._is_busy = self._had_step = False
         self._waiting: deque[Turn] = deque()
         self._is_scheduled = False
         self.fetches = asyncio.Semaphore(FETCHES_AT_ONCE_MAX)
@@ -42,6 +51,9 @@ class Turns:
     def take(self, step: Callable[[], None]) -> Turn:
         """Call `step` in a later turn of the loop, in the order of the calls."""
         turn = Turn(step)
+        self._had_step = True
+        if not self._is_busy:
+            self._look_for_steps()
         self._waiting.append(turn)
         self._schedule()
         return turn
@@ -54,6 +66,15 @@ class Turns:
             await future
         finally:
             turn.cancel()
+
+    def _look_for_steps(self) -> None:
+        """Report when the steps begin, and when they have ended. One change of the report for each would cost more than a short step."""
+        had_step, self._had_step = self._had_step, False
+        if had_step is not self._is_busy:
+            self._is_busy = had_step
+            self._busy(had_step)
+        if had_step:
+            asyncio.get_running_loop().call_later(_BUSY_SECONDS, self._look_for_steps)
 
     def _schedule(self) -> None:
         if self._waiting and not self._is_scheduled:

@@ -6,6 +6,9 @@
 A large append is made of bulk appends: those that arrive in chunks of half a megabyte or more. While it is written, appends to other
 logs pass it. An append to one of its logs is held until it is committed, and so is everything staged later for the same logs. So the
 appends to one log are written in the order in which they were staged.
+
+A small append does not wait for the bytes of others either: small appends to logs that no larger append waits for are flushed before the
+larger ones. Every second flush takes what was staged first, whatever its size.
 """
 
 from __future__ import annotations
@@ -28,11 +31,13 @@ LARGE_BYTES_MAX: Final = 8 * MIB
 """Size of one large append that is made of several. It bounds the wait of the next append to the same log."""
 BULK_BYTES_MIN: Final = 512 * KIB
 """Size from which on an append may be part of a large one."""
+SMALL_BYTES_MAX: Final = 64 * KIB
+"""Size up to which an append is flushed before larger ones to other logs."""
 
 _SPREAD_A_LOG_MAX: Final = 4
 """Records of a log above which one batch for all of them is smaller and encoded faster."""
 _PASSED_MAX: Final = 64
-"""Small appends that a large one looks past for more of its kind."""
+"""Appends that a flush looks past for more of the kind that it takes."""
 
 LateBatch: TypeAlias = Callable[[Sequence[Appended]], AnyBatch]
 Done: TypeAlias = Callable[["list[Appended] | BrokerError"], None]
@@ -143,6 +148,7 @@ class Waiting:
 
     def __init__(self, large_bytes: int) -> None:
         self.bulk_bytes_min = min(large_bytes, BULK_BYTES_MIN)
+        self._small_bytes_max = min(SMALL_BYTES_MAX, self.bulk_bytes_min - 1)
         self._large_bytes = large_bytes
         self._staged: deque[AnyStaged] = deque()
         self._urgent: deque[AnyStaged] = deque()
@@ -156,6 +162,10 @@ class Waiting:
         """Logs of the latest large append. What follows is most likely large too, and its first bytes need not wait for the rest."""
         self._bulk_bytes = 0
         """Size of the bulk appends in `_staged` and `_held`."""
+        self._larger = 0
+        """Appends in `_staged` and `_held` that are not small."""
+        self._has_passed = False
+        """Whether the latest flush had small appends only, which passed larger ones."""
         self.size_bytes = 0
 
     def __bool__(self) -> bool:
@@ -166,26 +176,62 @@ class Waiting:
         if urgent:
             self._urgent.append(item)
             return
-        if self._is_bulk(item):
-            self._bulk_bytes += item.size_bytes
+        self._count(item, 1)
         self._staged.append(item)
 
     def take(self) -> list[AnyStaged]:
         """Take the appends of the next flush. Urgent ones get their own flush, so that they do not wait for the rest."""
         drained: list[AnyStaged] = []
+        if self._larger and not self._urgent and not self._has_passed:
+            drained = self._take_small()
+        self._has_passed = bool(drained)
+        if drained:
+            return drained
         size, waiting = 0, self._urgent or self._staged
         while waiting and size < FLUSH_BYTES_MAX:
             item = waiting.popleft()
             if self._is_writing_large and (self._is_bulk(item) or not self._blocked.isdisjoint(item.logs())):
+                if waiting is self._urgent:
+                    self._count(item, 1)
                 self._held.append(item)
                 self._blocked.update(item.logs())
                 continue
             size += item.size_bytes
             drained.append(item)
-            if waiting is self._staged and self._is_bulk(item):
-                self._bulk_bytes -= item.size_bytes
+            if waiting is self._staged:
+                self._count(item, -1)
         self.size_bytes -= size
         return drained
+
+    def _take_small(self) -> list[AnyStaged]:
+        """Take small appends that no larger one to the same log precedes, unless all of them share their logs with the larger ones: then
+        they would gain nothing."""
+        seen: list[AnyStaged] = []
+        passed: list[AnyStaged] = []
+        taken: list[AnyStaged] = []
+        size, overtaken = 0, set(self._blocked)
+        while self._staged and size < FLUSH_BYTES_MAX and len(passed) < _PASSED_MAX:
+            item = self._staged.popleft()
+            seen.append(item)
+            if item.size_bytes <= self._small_bytes_max and overtaken.isdisjoint(item.logs()):
+                taken.append(item)
+                size += item.size_bytes
+            else:
+                passed.append(item)
+                overtaken.update(item.logs())
+        if not passed or not any([overtaken.isdisjoint(item.logs()) for item in taken]):
+            self._staged.extendleft(reversed(seen))
+            return []
+        self._staged.extendleft(reversed(passed))
+        self.size_bytes -= size
+        return taken
+
+    def _count(self, item: AnyStaged, sign: int) -> None:
+        """Count an append that comes to `_staged` or `_held` (1), or leaves them (-1)."""
+        if self._is_bulk(item):
+            self._bulk_bytes += sign * item.size_bytes
+        if item.size_bytes > self._small_bytes_max:
+            self._larger += sign
 
     def take_large(self) -> list[AnyStaged]:
         """Take bulk appends that together are a large one, with smaller ones between them; none if there are not enough. `release`
@@ -217,9 +263,9 @@ class Waiting:
         self._is_writing_large = True
         for item in taken:
             self._blocked.update(item.logs())
+            self._count(item, -1)
         self._latest = set(self._blocked)
         self.size_bytes -= size
-        self._bulk_bytes -= bulk_bytes
         return taken
 
     def release(self) -> None:
