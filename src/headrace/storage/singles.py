@@ -81,6 +81,8 @@ class Singles:
 
     def push(self, now: int, locks: Sequence[Lock]) -> int:
         """Make the records readable that are safe in the journal. `locks` are those of all logs. Returns their size in the tails."""
+        if not self._values:
+            return 0
         size = 0
         held = locks if len(self._values) > len(locks) else list({partition.lock for partition in self._partitions})
         for lock in held:

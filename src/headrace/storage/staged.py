@@ -136,7 +136,7 @@ def are_spread(staged: Sequence[AnyStaged], value_bytes_max: int) -> bool:
     count = 0
     for item in staged:
         if isinstance(item, StagedEach) and item.keys is None:
-            if max(map(len, item.values)) > value_bytes_max:
+            if max(map(len, item.values), default=0) > value_bytes_max:
                 return False
             logs.update(item.logs_of)
             count += len(item.logs_of)

@@ -25,6 +25,7 @@ from headrace.storage.manifest import Checkpointed
 from headrace.storage.partition import Partition
 from headrace.storage.pending import Pending
 from headrace.storage.segment import Segment, SparseIndex
+from headrace.storage.singles import Singles
 from headrace.storage.staged import Placed
 from headrace.storage.store import Store
 from tests.storage_faults.simulated import SimulatedFile, SimulatedFiles
@@ -115,6 +116,29 @@ def _(patch: pytest.MonkeyPatch) -> None:
             append(self, [], [reference])
 
     patch.setattr(Journal, "append", split)
+
+
+@plant("single records to many logs get no frame")
+def _(patch: pytest.MonkeyPatch) -> None:
+    append = Journal.append
+
+    def unwritten(self: Journal, batches: list[Built], references: Sequence[Reference] = (), encoded: tuple[int, bytes] = (0, b"")) -> None:
+        append(self, batches, references)
+
+    patch.setattr(Journal, "append", unwritten)
+
+
+@plant("single records that found no room keep their offsets")
+def _(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Singles, "retract", lambda self: None)
+
+
+@plant("the tail of single records is not moved to the segment")
+def _(patch: pytest.MonkeyPatch) -> None:
+    def forgetful(self: Partition) -> None:
+        self.singles = []
+
+    patch.setattr(Partition, "settle", forgetful)
 
 
 @plant("a failed sync is tried again")

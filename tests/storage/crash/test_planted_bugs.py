@@ -294,6 +294,7 @@ def a_rewritten_segment_ends_with_its_last_batch() -> None:
         raise Anomaly(f"the checker says: {[*report.problems, *report.notes][0]}")
 
 
+EACH: Final = PowerCut("independent records", "each flush each flush spill each flush checkpoint each flush each flush")
 WRITES: Final = PowerCut("writes", "append flush atomic flush append atomic flush checkpoint append flush atomic flush")
 CHECKPOINTS: Final = PowerCut(
     "checkpoints", "append flush atomic flush checkpoint append flush append flush checkpoint append flush checkpoint"
@@ -321,6 +322,9 @@ FAILING: Final = Failing("failing syncs", "append flush append flush atomic flus
 FULL: Final = Failing(
     "a full disk", "append flush append flush atomic flush", fault=Fault("write_at", path="journal/*", error=errno.ENOSPC)
 )
+EACH_FULL: Final = Failing(
+    "a full disk, independent records", "each flush each flush each flush", fault=Fault("write_at", path="journal/*", error=errno.ENOSPC)
+)
 SEGMENTS_FAILING: Final = Failing(
     "failing syncs of segments",
     "append flush append flush checkpoint append flush checkpoint reopen append flush checkpoint append flush checkpoint",
@@ -341,6 +345,9 @@ CAUGHT_BY: Final[dict[str, Trial]] = {
     "the sync of the journal does nothing": WRITES,
     "readers see a batch before the sync": a_reader_sees_only_what_stays,
     "each batch of an append gets a frame of its own": WRITES,
+    "single records to many logs get no frame": EACH,
+    "single records that found no room keep their offsets": EACH_FULL,
+    "the tail of single records is not moved to the segment": EACH,
     "a failed sync is tried again": FAILING,
     "a large append is not synced before the frame that refers to it": LARGE,
     "a frame refers beyond the synced end of a segment": LARGE,
