@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
@@ -174,6 +175,8 @@ def test_a_search_beside_threads_that_change_the_cache_finds_the_right_batch_or_
             faults.append(fault)
 
     threads = [threading.Thread(target=change) for _ in range(2)]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # between any two steps
     for thread in threads:
         thread.start()
     found = 0
@@ -188,6 +191,7 @@ def test_a_search_beside_threads_that_change_the_cache_finds_the_right_batch_or_
         is_over.set()
         for thread in threads:
             thread.join()
+        sys.setswitchinterval(interval)
     assert not faults
     cache.put(1, 0, batches[0])
     assert cache.find(1, 0, 5) is batches[0]

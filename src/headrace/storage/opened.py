@@ -76,8 +76,11 @@ class OpenedBatches:
             self._batches[log, batch.header.base_offset] = generation, batch
             self.size_bytes += size
             while self.size_bytes > self._bytes_max:
-                oldest, base = next(iter(self._batches))
-                self._remove(oldest, base, base + 1)
+                # One call: an iterator fails if `find` moves an entry before its first step.
+                (oldest, base), (_, left) = self._batches.popitem(last=False)
+                self.size_bytes -= opened_bytes(left)
+                at = bisect_left(self._bases[oldest], base)
+                self._drop_bases(oldest, at, at + 1)
 
     def forget(self, log: int) -> None:
         """Drop all batches of a deleted log."""
@@ -95,6 +98,10 @@ class OpenedBatches:
             begin -= 1
         for base in bases[begin:end]:
             self.size_bytes -= opened_bytes(self._batches.pop((log, base))[1])
+        self._drop_bases(log, begin, end)
+
+    def _drop_bases(self, log: int, begin: int, end: int) -> None:
+        bases = self._bases[log]
         del bases[begin:end]
         if not bases:
             del self._bases[log]
