@@ -58,6 +58,8 @@ class FlightRates:
     disk: list[float] = field(default_factory=list)
     """Plain writes and syncs of the bytes of as many rows."""
     read: list[float] = field(default_factory=list)
+    """The first of each topic, from the disk."""
+    read_again: list[float] = field(default_factory=list)
     bare_read: list[float] = field(default_factory=list)
     append_cpu: float = 0.0
     read_cpu: float = 0.0
@@ -164,7 +166,7 @@ def _chunks(reader: Any) -> Iterator[pa.RecordBatch]:
 
 
 def turn(endpoint: Endpoint, bare: str, directory: Path, traffic: FlightTraffic, rates: FlightRates) -> None:
-    """Write and read once through both servers, and write once without any."""
+    """Write and read through both servers, and write once without any."""
     ours, theirs, topic = Peer(endpoint.address), Peer(bare), f"bench-{secrets.token_hex(4)}"
     try:
         ours.create(topic)
@@ -178,6 +180,7 @@ def turn(endpoint: Endpoint, bare: str, directory: Path, traffic: FlightTraffic,
         rates.read.append(traffic.rows / ours.get(topic, traffic))
         rates.append_cpu += between - before
         rates.read_cpu += cpu_seconds(endpoint.pid) - settled
+        rates.read_again.append(traffic.rows / ours.get(topic, traffic))
     finally:
         ours.close()
         theirs.close()
@@ -217,6 +220,8 @@ def figures(ack: str, traffic: FlightTraffic, rates: FlightRates) -> list[Figure
             Figure(f"bare Flight {name.split()[1].rstrip(',')}", "rows/s", bare),
             Figure(f"{name} ÷ bare", "×", [rate / ceiling for rate, ceiling in zip(own, bare, strict=True)], fraction),
         ]
+    again = [rate / most for rate, most in zip(rates.read_again, rates.bare_read, strict=True)]
+    shown += [Figure("flight read, again", "rows/s", rates.read_again), Figure("flight read, again ÷ bare", "×", again)]
     shown.append(Figure("write + fdatasync of the same bytes", "rows/s", rates.disk))
     shown.append(Figure(f"flight append, {ack} ÷ disk", "×", [rate / most for rate, most in zip(rates.append, rates.disk, strict=True)]))
     return shown
