@@ -6,7 +6,16 @@ import pytest
 
 from headrace.limits import MIB
 from headrace.records import Ack, RecordBatch
-from headrace.storage.staged import FLUSH_BYTES_MAX, LARGE_BYTES_MAX, SMALL_BYTES_MAX, AnyStaged, Staged, StagedEach, Waiting
+from headrace.storage.staged import (
+    BULK_BYTES_MIN,
+    FLUSH_BYTES_MAX,
+    LARGE_BYTES_MAX,
+    SMALL_BYTES_MAX,
+    AnyStaged,
+    Staged,
+    StagedEach,
+    Waiting,
+)
 
 LARGE = 4 * MIB
 
@@ -33,7 +42,7 @@ def test_bulk_appends_are_a_large_one_from_its_limit_on() -> None:
 
 
 def test_too_few_bulk_appends_stay_in_order() -> None:
-    items = [append(MIB, 1), append(1, 1), append(MIB, 1)]
+    items = [append(BULK_BYTES_MIN, 1), append(1, 1), append(BULK_BYTES_MIN, 1)]
     queue = waiting(*items)
     assert queue.take_large() == []
     assert queue.take() == items

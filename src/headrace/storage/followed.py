@@ -11,7 +11,8 @@ from typing import Final
 from headrace.limits import MIB
 
 FOLLOWED_BYTES: Final = 256 * MIB
-"""A micro-batch of a million rows is 100 MB. A reader follows a log as long as it is not this far behind its end; one that is twice as far behind does not."""
+"""A reader follows a log as long as it is not this far behind its end; one that is twice as far behind does not. A micro-batch of a
+million rows is 100 MB."""
 
 
 class Followed:

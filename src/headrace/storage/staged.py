@@ -25,7 +25,7 @@ from headrace.storage.partition import Partition
 from headrace.storage.pending import Pending, place_each
 from headrace.storage.singles import Singles
 
-FLUSH_BYTES_MAX: Final = 2 * MIB
+FLUSH_BYTES_MAX: Final = 1 * MIB
 """Size of one flush, which bounds the wait of the next append. A flush always takes at least one append."""
 LARGE_BYTES_MAX: Final = 8 * MIB
 """Size of one large append that is made of several. It bounds the wait of the next append to the same log."""
