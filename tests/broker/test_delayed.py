@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.broker import Broker, BrokerSettings, TopicConfig
-from headrace.broker.delayed import Waiting
+from headrace.broker.delayed_batches import Waiting
 from headrace.broker.publishing.publish import Route
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.errors import (
@@ -206,6 +206,20 @@ async def test_messages_that_are_stored_together_come_in_their_order_also_if_som
     assert [one.id for one in harness.broker.delayed(ANN)] == [staged.ids[499], staged.ids[999]] and alone
     await _tick(harness, 100)
     assert await harness.values() == [*due, "alone", "499", "999"]
+
+
+async def test_messages_that_are_stored_together_are_listed_and_dropped_with_their_topic(harness: Harness) -> None:
+    none = [None] * 50
+    staged = harness.broker.stage_delayed(ANN, "t", [b"%02d" % number for number in range(50)], [100] * 50, none, none)
+    await staged.outcome
+    await turns()
+    await _later(harness, "alone", 100)
+    listed = harness.broker.delayed(ANN)
+    assert [one.id for one in listed[:-1]] == staged.ids
+    assert [(one.topic, one.due, one.size_bytes) for one in listed[:2]] == [("t", staged.dues[0], 2)] * 2
+    await harness.broker.delete_topic(ANN, "t")
+    assert harness.broker.delayed(ANN) == []
+    assert len(harness.broker._schedule) == 0
 
 
 @pytest.mark.parametrize("count", [1, 2, 500])

@@ -228,9 +228,20 @@ async def test_many_are_begun_as_far_as_the_limit_allows() -> None:
 async def test_a_new_id_is_never_one_that_a_caller_has_chosen(harness: Harness) -> None:
     (first,) = harness.broker.begin_all(ANN, 1)
     front, _, number = first.id.rpartition("-")
-    chosen = harness.broker.begin(ANN, id=f"{front}-{int(number, 16) + 2:x}")
+    chosen = harness.broker.begin(ANN, id=f"{front}-{int(number, 16) + 2:0{len(number)}x}")
     ids = [transaction.id for transaction in harness.broker.begin_all(ANN, 3)]
     assert len({first.id, chosen.id, *ids}) == 5
+
+
+async def test_all_ids_have_one_size_and_differ_also_after_the_largest_number(harness: Harness) -> None:
+    first = harness.broker.begin_all(ANN, 3)
+    harness.broker._transactions._begun = (1 << 32) - 3
+    ids = [transaction.id for count in (2, 3, 2) for transaction in harness.broker.begin_all(ANN, count)]
+    assert [id.rpartition("-")[2] for id in ids] == ["fffffffe", "ffffffff", *(f"{number:08x}" for number in (6, 7, 8, 9, 10))], (
+        "open ones are left out"
+    )
+    assert len({*ids, *(transaction.id for transaction in first)}) == 10
+    assert {len(id) for id in ids} == {len(first[0].id)}
 
 
 async def test_transactions_that_were_begun_together_time_out_one_by_one(harness: Harness) -> None:

@@ -12,7 +12,7 @@ import pytest
 from google_crc32c import value as crc32c
 
 from headrace.errors import BrokerError, DiskFull, StorageFailed
-from headrace.records import Ack, Appended, RecordBatch
+from headrace.records import Ack, Appended, AppendedEach, RecordBatch
 from headrace.storage import maintenance
 from headrace.storage.batch import REFERENCED
 from headrace.storage.check import check, dump
@@ -87,6 +87,23 @@ def test_large_and_small_appends_of_one_flush_share_a_frame() -> None:
     assert [batch.header.log for batch in frame.batches] == [other]
     again = opened(barest(files))
     assert values(again, one) == BIG and values(again, other) == [b"small"]
+
+
+def test_single_records_to_many_logs_stay_before_a_large_append_of_the_same_flush() -> None:
+    files = SimulatedFiles()
+    store = opened(files, LARGE)
+    logs = [new_log(store) for _ in range(8)]
+    placed: list[AppendedEach | BrokerError] = []
+    store.stage_each(logs, [b"single"] * 8, None, ack=Ack.DURABLE, now=5, done=placed.append, size_bytes=48)
+    staged(store, (logs[3], RecordBatch(BIG)), (logs[5], RecordBatch([b"small"])))
+    assert store.flush() and not store.flush()
+    for one in (store, opened(crashed(files)), opened(barest(files))):
+        assert [values(one, log) for log in logs[:3]] == [[b"single"]] * 3
+        assert values(one, logs[3]) == [b"single", *BIG]
+        assert values(one, logs[5]) == [b"single", b"small"]
+    store.close()
+    assert check(crashed(files)).clean
+    assert values(opened(crashed(files)), logs[3]) == [b"single", *BIG]
 
 
 def test_offsets_and_order_are_the_same_with_small_appends_around() -> None:

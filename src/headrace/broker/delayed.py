@@ -13,20 +13,18 @@ An id is 128 random bits, so an id reveals nothing about other messages, topics 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush, nsmallest
 from itertools import groupby, repeat
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, cast
 
-import msgspec
-
+from headrace.broker.delayed_batches import ENTRY_BYTES, Delayed, MessageBatch, Waiting
 from headrace.broker.publishing.publish import Placing, Publisher
 from headrace.broker.publishing.requirements import CreateDeadLetterTopic, Divert, Letters
 from headrace.broker.settings import Clock, Later, Timer
-from headrace.broker.tables import Changes, Staged, TableLog
-from headrace.columns import equal_items
+from headrace.broker.tables import Staged, TableLog
 from headrace.engine.catalog import check_batch, headers_bytes
 from headrace.engine.contract import Ack, Engine, Write, when_known
 from headrace.errors import (
@@ -44,55 +42,16 @@ from headrace.records import NEVER, Headers, RecordBatch
 
 _Key: TypeAlias = tuple[str]
 _STEP: Final = "delivery of delayed messages"
-_RETRY_MS_MIN: Final = 20
 _RETRY_MS_MAX: Final = 1_000
-"""First retry delay of a message that could not be written; it doubles each time. The dead-letter topic may still be in creation."""
+"""Longest retry delay of a message that could not be written."""
 _LOOK_SECONDS_MAX: Final = 1.0
 """Maximum time between two looks at the clock: it may be set forward while a timer is pending."""
 _AT_ONCE_MAX: Final = 1_000
 _AT_ONCE_BYTES_MAX: Final = 4 * MIB
 """Messages of one append and of one loop iteration: enough to be cheap, few enough not to block the loop."""
-_ENTRY_BYTES: Final = 256
-"""Memory of a message beside its content."""
 _ID_BYTES: Final = 16
 RandomBytes: TypeAlias = Callable[[int], bytes]
 """Returns so many unpredictable bytes."""
-
-
-class Delayed(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A message and its delivery time. Stored in this order of fields: add new fields at the end, with a default.
-
-    `gc=False` here and in `Waiting`: neither can be part of a cycle, and a collection over 100,000 of them would block the loop for
-    longer than a message may be late.
-    """
-
-    topic: str
-    due: int
-    """Unix ms."""
-    owner: str
-    value: bytes | None
-    key: bytes | None = None
-    headers: Headers = ()
-    partition: int | None = None
-    """None: chosen at delivery."""
-    ttl_ms: int = 0
-    """Time to live after delivery. Zero: the topic's."""
-
-    @property
-    def size_bytes(self) -> int:
-        headers = headers_bytes(self.headers) if self.headers else 0
-        return len(self.value or b"") + len(self.key or b"") + headers + _ENTRY_BYTES
-
-
-class Waiting(msgspec.Struct, eq=False, gc=False):
-    """A message in the schedule."""
-
-    id: str
-    message: Delayed
-    is_leaving: bool = False
-    """Whether an append that removes it is in progress."""
-    pause_ms: int = _RETRY_MS_MIN
-    """Delay of the next retry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +113,8 @@ class Schedule(TableLog[_Key, Delayed]):
         self._clock = clock
         self._later = later
         self._count_max, self._bytes_max = count_max, bytes_max
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, Waiting | MessageBatch] = {}
+        """By id. Messages that were stored together become objects of their own when the first of them is needed."""
         self._due: list[tuple[int, int, list[str]]] = []
         """Heap of (time, turn, ids of that time, the last one first). Ids that no longer wait are dropped when they are the first."""
         self._turn = 0
@@ -173,7 +133,7 @@ class Schedule(TableLog[_Key, Delayed]):
     async def open(self, exists: Callable[[str], bool]) -> None:
         """Load the table and deliver what is due."""
         await self.load()
-        self._count, self._bytes = len(self._waiting), sum(waiting.message.size_bytes for waiting in self._waiting.values())
+        self._count, self._bytes = len(self._waiting), sum(waiting.message.size_bytes for waiting in self._all())
         await self._drop(lambda waiting: not exists(waiting.message.topic))
         self._is_stopped = False
         self._arm()
@@ -181,8 +141,9 @@ class Schedule(TableLog[_Key, Delayed]):
     def show(self, key: _Key, value: Delayed | None) -> None:
         (id,) = key
         if value is None:
-            waiting = self._waiting.pop(id, None)
+            waiting = self._find(id)
             if waiting is not None:
+                del self._waiting[id]
                 self._count -= 1
                 self._bytes -= waiting.message.size_bytes
             return
@@ -191,26 +152,34 @@ class Schedule(TableLog[_Key, Delayed]):
         if self._timer is None or value.due < self._timer_at:
             self._arm()
 
-    def show_all(self, changes: Changes[_Key, Delayed]) -> None:
-        """Show many changes. Only additions are worth a shorter way."""
-        rows = list(changes)
-        added = [(id, value) for (id,), value in rows if value is not None]
-        if not added or len(added) < len(rows):
-            super().show_all(rows)
-            return
-        self._add([id for id, _ in added], [value for _, value in added])
-
-    def _add(self, ids: Sequence[str], messages: Sequence[Delayed]) -> None:
+    def _add(self, batch: MessageBatch) -> None:
         """Schedule new messages. Adjacent ones of the same time share an entry of the heap."""
-        self._waiting.update(zip(ids, map(Waiting, ids, messages), strict=True))
-        dues = [message.due for message in messages]
-        first = 0
+        ids, dues, first = batch.ids, batch.dues, 0
+        self._waiting.update(zip(ids, repeat(batch), strict=False))
         for due, same in [(dues[0], len(dues))] if dues.count(dues[0]) == len(dues) else _counted(dues):
             self._turn += 1
             heappush(self._due, (due, self._turn, list(reversed(ids[first : first + same]))))
             first += same
         if self._timer is None or self._due[0][0] < self._timer_at:
             self._arm()
+
+    def _find(self, id: str) -> Waiting | None:
+        """Return a message of the schedule."""
+        found = self._waiting.get(id)
+        if isinstance(found, MessageBatch):
+            self._divide(found)
+            found = cast("Waiting", self._waiting[id])
+        return found
+
+    def _divide(self, batch: MessageBatch) -> None:
+        """Make objects of all messages of a batch, so that no batch is kept for the last of its messages."""
+        self._waiting.update(zip(batch.ids, batch.waiting(), strict=True))
+
+    def _all(self) -> Iterable[Waiting]:
+        """Return all messages in the order of arrival."""
+        for batch in {found for found in self._waiting.values() if isinstance(found, MessageBatch)}:
+            self._divide(batch)
+        return cast("Iterable[Waiting]", self._waiting.values())
 
     # Adding
 
@@ -233,17 +202,14 @@ class Schedule(TableLog[_Key, Delayed]):
     ) -> StagedMessages:
         """Store messages: all of them or, raising at once, none."""
         count, (size_bytes, largest) = len(values), _checked_sizes(values, keys, headers)
-        if largest > DELAYED_RECORD_BYTES_MAX + _ENTRY_BYTES:
-            raise RecordTooLarge(size_bytes=largest - _ENTRY_BYTES, bytes_max=DELAYED_RECORD_BYTES_MAX)
+        if largest > DELAYED_RECORD_BYTES_MAX + ENTRY_BYTES:
+            raise RecordTooLarge(size_bytes=largest - ENTRY_BYTES, bytes_max=DELAYED_RECORD_BYTES_MAX)
         if self._count + count > self._count_max:
             raise LimitExceeded(f"{self._count_max} delayed messages are waiting already")
         if self._bytes + size_bytes > self._bytes_max:
             raise LimitExceeded(f"delayed messages may hold at most {self._bytes_max} bytes together")
-        ids = self._new_ids(count)
-        same = repeat(topic), repeat(owner), repeat(headers), repeat(ttl_ms)
-        messages = list(map(Delayed, same[0], dues, same[1], values, keys, same[2], partitions, same[3]))
-        rows = RecordBatch(list(map(self._encode_value, messages)), _encoded_keys(ids))
-        staged = self._publisher.append([Write(self.name, 0, rows)], Ack.DURABLE)
+        batch = MessageBatch(self._new_ids(count), topic, owner, values, dues, keys, partitions, headers, ttl_ms)
+        staged = self._publisher.append([Write(self.name, 0, batch.rows(self._encode_value))], Ack.DURABLE)
         self._count += count
         self._bytes += size_bytes
 
@@ -253,20 +219,19 @@ class Schedule(TableLog[_Key, Delayed]):
                 self._bytes -= size_bytes
 
         when_known(staged, give_back)
-        self.follow_with(staged, lambda: self._add(ids, messages))
-        return StagedMessages(ids, dues, staged)
+        self.follow_with(staged, lambda: self._add(batch))
+        return StagedMessages(batch.ids, dues, staged)
 
     def _new_ids(self, count: int) -> list[str]:
         assert self._random_bytes is not None, "a broker that accepts delayed messages needs random_bytes"
-        drawn = self._random_bytes(_ID_BYTES * count).hex().encode()
-        ids = list(map(bytes.decode, equal_items(drawn, 2 * _ID_BYTES, count)))  # type: ignore[arg-type]  # there is no None
+        ids = self._random_bytes(_ID_BYTES * count).hex(" ", _ID_BYTES).split()
         return ids if self._waiting.keys().isdisjoint(ids) else self._new_ids(count)
 
     # Listing and removal
 
     def find(self, id: str) -> Waiting:
         """Return a waiting message. Raises `UnknownMessage`, also for a message that is being delivered."""
-        waiting = self._waiting.get(id)
+        waiting = self._find(id)
         if waiting is None or waiting.is_leaving:
             raise UnknownMessage(id)
         return waiting
@@ -277,7 +242,7 @@ class Schedule(TableLog[_Key, Delayed]):
         def turn(waiting: Waiting) -> int:
             return waiting.message.due  # messages of the same time keep their order of arrival
 
-        found = filter(wanted, self._waiting.values())
+        found = filter(wanted, self._all())
         return sorted(found, key=turn) if count_max is None else nsmallest(count_max, found, key=turn)
 
     async def cancel(self, waiting: Waiting) -> None:
@@ -298,7 +263,7 @@ class Schedule(TableLog[_Key, Delayed]):
         await self._drop(lambda waiting: waiting.message.topic == topic)
 
     async def _drop(self, doomed: Callable[[Waiting], bool]) -> None:
-        await self.put([((waiting.id,), None) for waiting in self._waiting.values() if doomed(waiting)])
+        await self.put([((waiting.id,), None) for waiting in self._all() if doomed(waiting)])
 
     async def drain(self) -> None:
         """Stop delivery and finish the appends in progress."""
@@ -322,7 +287,7 @@ class Schedule(TableLog[_Key, Delayed]):
             time, _, ids = self._due[0]
             while ids:
                 first = self._waiting.get(ids[-1])
-                if first is not None and not first.is_leaving:
+                if first is not None and (isinstance(first, MessageBatch) or not first.is_leaving):
                     return time
                 ids.pop()
             heappop(self._due)
@@ -362,7 +327,8 @@ class Schedule(TableLog[_Key, Delayed]):
             due = self._first_due()
             if due is None or due > now:
                 break
-            waiting = self._waiting[self._due[0][2].pop()]
+            waiting = self._find(self._due[0][2].pop())
+            assert waiting is not None, "it is the first that is due"
             waiting.is_leaving = True
             taken.append(waiting)
             size_bytes += waiting.message.size_bytes
@@ -447,16 +413,10 @@ def _counted(dues: Sequence[int]) -> list[tuple[int, int]]:
     return [(due, len(list(same))) for due, same in groupby(dues)]
 
 
-def _encoded_keys(ids: Sequence[str]) -> list[bytes | None]:
-    """Return the keys of the table as `TableLog` encodes them, several times as fast: ids are hexadecimal and of one length."""
-    joined = '"]["'.join(ids)
-    return equal_items(f'["{joined}"]'.encode(), 2 * _ID_BYTES + 4, len(ids))
-
-
 def _checked_sizes(values: Sequence[bytes | None], keys: Sequence[bytes | None], headers: Headers) -> tuple[int, int]:
     """Return the size of all messages and of the largest. Raises as `check_batch` does. Most messages have neither headers nor a key."""
     count, has_keys = len(values), keys.count(None) < len(keys)
-    same_bytes = _ENTRY_BYTES + (headers_bytes(headers) if headers else 0)
+    same_bytes = ENTRY_BYTES + (headers_bytes(headers) if headers else 0)
     size_bytes = check_batch(RecordBatch(values, keys if has_keys else None, [headers] * count if headers else None))
     if has_keys or None in values:
         largest = max(len(value or b"") + len(key or b"") for value, key in zip(values, keys, strict=True))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum, auto
 from functools import partial
 from typing import Final, Protocol
@@ -46,6 +47,8 @@ _WORDS = {
 
 _RECORD_BYTES: Final = 16
 """Size of a record in a transaction beyond its content: many empty records use memory too."""
+_NUMBER_MAX: Final = (1 << 32) - 1
+"""Largest number in the id of a transaction."""
 _WHOLE_BYTES_MAX: Final = MIB
 """Size of transactions that are published and committed together."""
 
@@ -160,7 +163,7 @@ class Transaction:
             commit.answer.land(list(_published(commit.placings, [])))
             return commit.answer
         transactions.append(commit, self._commits or [], self.size_bytes)
-        transactions.committing([self])
+        transactions.committing(self)
         return commit.answer
 
     def stage_whole(
@@ -327,21 +330,36 @@ class _Whole(_UnderWay):
 class Deadline:
     """Timer of transactions that were begun in the same millisecond with the same timeout."""
 
-    __slots__ = ("_timer", "began", "open", "timeout_ms")
+    __slots__ = ("_left", "_timer", "_transactions", "began", "timeout_ms")
 
     def __init__(self, began: int, timeout_ms: int, later: Later) -> None:
         self.began, self.timeout_ms = began, timeout_ms
-        self.open: set[Transaction] = set()
+        self._transactions: list[Transaction] = []
+        """All of them. A list and a number cost less than a set of those that have not ended."""
+        self._left = 0
+        """Number of those that have not ended."""
         self._timer = later(timeout_ms / 1000, self._expire)
 
-    def _expire(self) -> None:
-        for transaction in list(self.open):
-            transaction.time_out()
+    @property
+    def is_over(self) -> bool:
+        """Whether all have ended, and there is no timer."""
+        return not self._left
 
-    def ended(self, transactions: Iterable[Transaction]) -> None:
-        self.open.difference_update(transactions)
-        if not self.open:
+    def add(self, transactions: Sequence[Transaction]) -> None:
+        self._transactions += transactions
+        self._left += len(transactions)
+
+    def ended(self, count: int) -> None:
+        """Note that so many of them have ended."""
+        self._left -= count
+        if not self._left:
             self._timer.cancel()
+            self._transactions.clear()
+
+    def _expire(self) -> None:
+        transactions, self._transactions = self._transactions, []
+        for transaction in transactions:
+            transaction.time_out()
 
 
 class Transactions:
@@ -383,11 +401,10 @@ class Transactions:
     def begin_all(self, who: Principal, count: int, timeout_ms: int) -> list[Transaction]:
         """Begin so many transactions with new ids or, if there is no room for all, fewer, but at least one."""
         count, now = max(min(count, self._open_max - self._open), 1), self._clock()
-        # The start time is part of the id: a transaction must not be mistaken for one before a restart.
-        id_of = f"txn-{now:x}-%x".__mod__
         while True:
-            first, self._begun = self._begun + 1, self._begun + count
-            ids = list(map(id_of, range(first, first + count)))
+            first = self._begun + 1 if self._begun + count <= _NUMBER_MAX else 0
+            self._begun = first + count - 1
+            ids = _ids(now, first, count)
             if self._by_id.keys().isdisjoint(ids):
                 return self._begin(who, ids, timeout_ms, now)
 
@@ -398,10 +415,10 @@ class Transactions:
         if self._open + len(ids) > self._open_max:
             raise LimitExceeded(f"{self._open_max} transactions are open already")
         deadline = self._deadline
-        if deadline is None or deadline.began != now or deadline.timeout_ms != timeout_ms or not deadline.open:
+        if deadline is None or deadline.began != now or deadline.timeout_ms != timeout_ms or deadline.is_over:
             deadline = self._deadline = Deadline(now, timeout_ms, self._later)
         begun = [Transaction(self, who, id, deadline) for id in ids]
-        deadline.open.update(begun)
+        deadline.add(begun)
         self._open += len(begun)
         self._by_id.update(zip(ids, begun, strict=True))
         return begun
@@ -429,25 +446,35 @@ class Transactions:
     ) -> PublishedTogether | None:
         """Stage as `Transaction.stage_whole` does."""
         size_bytes = sum(map(len, values))
-        if size_bytes > _WHOLE_BYTES_MAX or not all([transaction.is_empty for transaction in transactions]):
+        if size_bytes > _WHOLE_BYTES_MAX:
             return None
         try:
             self.publisher.check_open()
             route = self.publisher.known_route(who, topic)
         except BrokerError:
             return None
-        if not route.is_plain:
+        if not route.is_plain or not self._takes_empty(transactions):
             return None
         whole = _Whole(transactions, route, values, counts, self.publisher.meters, who.protocol)
         self.publisher.gathering.add_commit(whole, size_bytes)
-        self.committing(transactions)
         return whole.answer
 
-    def committing(self, transactions: Sequence[Transaction]) -> None:
-        """Take the begin of commits. They do not count as open: the caller that waits for them bounds their number."""
-        for transaction in transactions:
+    def _takes_empty(self, transactions: Sequence[Transaction]) -> bool:
+        """Take the begin of commits of transactions to which nothing is staged yet. Return False, with nothing changed, if one is not empty
+        or occurs twice."""
+        for index, transaction in enumerate(transactions):
+            if not transaction.is_empty:
+                for taken in transactions[:index]:
+                    taken.take(_State.OPEN)
+                return False
             transaction.take(_State.COMMITTING)
         self._open -= len(transactions)
+        return True
+
+    def committing(self, transaction: Transaction) -> None:
+        """Take the begin of a commit. It does not count as open: the caller that waits for it bounds the number of commits."""
+        transaction.take(_State.COMMITTING)
+        self._open -= 1
 
     def committed(self, transactions: Sequence[Transaction]) -> None:
         """Take the success of commits."""
@@ -468,15 +495,24 @@ class Transactions:
             self._bytes -= transaction.size_bytes
             del by_id[transaction.id]
             if transaction.deadline is not deadline:
-                deadline.ended(transactions[first:index])
+                deadline.ended(index - first)
                 first, deadline = index, transaction.deadline
-        deadline.ended(transactions[first:] if first else transactions)
+        deadline.ended(len(transactions) - first)
 
     def drain(self) -> None:
         """Abort the open transactions; their commits then fail."""
         for transaction in list(self._by_id.values()):
             if transaction.is_open:
                 transaction.abort()
+
+
+def _ids(now: int, first: int, count: int) -> list[str]:
+    """Return so many ids. The start time is part of them: a transaction must not be mistaken for one before a restart. All numbers have
+    the same size, so that one call formats all of them."""
+    numbers = array("I", range(first, first + count))
+    numbers.byteswap()
+    front = f"txn-{now:x}-"
+    return (front + numbers.tobytes().hex(" ", numbers.itemsize).replace(" ", " " + front)).split(" ")
 
 
 def _landed(commit: _Commit, staged: Staged) -> None:

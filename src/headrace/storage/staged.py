@@ -114,6 +114,20 @@ class Placed:
             answer.failed[index] = Unavailable(f"log {logs[index]} was deleted before the append was written")
         return answer
 
+    def choose_large(self, large_bytes: int) -> None:
+        """Decide which logs get a large append, after all appends are placed."""
+        # Single records before it in the same flush come to the tail, and the segment must not overtake them.
+        before = set(self.singles.logs)
+        for log, ahead in self.pending.items():
+            ahead.is_large = log not in before and _is_large(ahead, large_bytes)
+
+
+def _is_large(ahead: Pending, large_bytes: int) -> bool:
+    # Compaction reads its log while the writer appends, and must find each batch in the journal or in a synced segment.
+    if not ahead.batches or ahead.partition.options.compact:
+        return False
+    return sum([batch.size_bytes for batch in ahead.batches]) >= large_bytes
+
 
 class Written:
     """Batches of the frame of one flush."""

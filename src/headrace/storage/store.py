@@ -113,13 +113,6 @@ def _journal_again(journal: Journal, report: RecoveryReport) -> None:
     report.unjournaled.clear()
 
 
-def _is_large(ahead: Pending, large_bytes: int) -> bool:
-    # Compaction reads its log while the writer appends, and must find each batch in the journal or in a synced segment.
-    if not ahead.batches or ahead.partition.options.compact:
-        return False
-    return sum(batch.size_bytes for batch in ahead.batches) >= large_bytes
-
-
 class Store:
     """Store of one data directory; created by `Store.open`."""
 
@@ -402,8 +395,7 @@ class Store:
                 self.deliver(placed.waiting, [])
             return None
         if size >= large_bytes and placed.is_durable:
-            for ahead in pending.values():
-                ahead.is_large = _is_large(ahead, large_bytes)
+            placed.choose_large(large_bytes)
         return placed
 
     def _place(self, item: Staged, pending: dict[int, Pending], now: int) -> list[Appended] | BrokerError:

@@ -108,6 +108,7 @@ def test_a_stream_cut_anywhere_decodes_to_the_same_requests(seed: int) -> None:
         (["a", "b", "c"], [1, 1, 1], [5, 5, 5]),
         (["a", "b"], [1, 1], [5, 6]),
         (["a", "bb"], [1, 1], [5, 5]),
+        (["bb", "a", "ccc"], [1, 1, 1], [5, 5, 5]),
         (["a", "b"], [3, 2], [1, 2, 3, 3, 3]),
     ],
 )

@@ -10,7 +10,8 @@ from headrace.broker.authorizer import ANONYMOUS, Action, Authorizer, Principal
 from headrace.broker.coordinated import Coordinated
 from headrace.broker.dead_letters.dead_letters import SUFFIX, DeadLetterEntry, DeadLetters, Replayed
 from headrace.broker.dead_letters.moves import Moves
-from headrace.broker.delayed import Delayed, DelayedEntry, Schedule, StagedMessages, Waiting
+from headrace.broker.delayed import DelayedEntry, Schedule, StagedMessages
+from headrace.broker.delayed_batches import Delayed, Waiting
 from headrace.broker.publishing.publish import Publisher
 from headrace.broker.schema_checks import settled
 from headrace.broker.settings import Clock

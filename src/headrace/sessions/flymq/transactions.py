@@ -6,9 +6,9 @@ connection, so a client that repeats a request without a reply cannot stage a re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from headrace.broker import Broker, Principal, PublishedTogether, Transaction
 from headrace.broker.schema_checks import SchemaCheckPending
@@ -47,10 +47,11 @@ _Sizes: TypeAlias = tuple[str, list[int], list[int]]
 class Committing:
     """A commit in flight. `handlers` take note when it is answered."""
 
-    __slots__ = ("_answer", "_handlers", "_sizes", "_transaction", "size_bytes")
+    __slots__ = ("_answer", "_handlers", "_sizes", "size_bytes", "transactions")
 
     def __init__(self, handlers: TransactionHandlers, transaction: Transaction, sizes: Sequence[_Sizes], answer: PublishedTogether) -> None:
-        self._handlers, self._transaction, self._sizes, self._answer = handlers, transaction, sizes, answer
+        self._handlers, self._sizes, self._answer = handlers, sizes, answer
+        self.transactions: Sequence[Transaction] = (transaction,)
         self.size_bytes = transaction.size_bytes + _COMMIT_BYTES
 
     @property
@@ -58,19 +59,19 @@ class Committing:
         return None if self._answer.done() else self._answer
 
     def reply(self, dialect: Dialect) -> bytes:
-        self._handlers.answered([self._transaction])
+        self._handlers.answered(self)
         error = self._answer.exception()
         if isinstance(error, BrokerError):
             return encode_failure(error_reply(error), dialect)
         rows = zip(self._answer.result(), self._sizes, strict=True)
         placed = [PlacedBatch(topic, *columns(one), key_sizes, value_sizes) for one, (topic, key_sizes, value_sizes) in rows]
-        return encode_reply(Opcode.TXN_COMMIT, TxnEnded(self._transaction.id, True, placed), dialect)
+        return encode_reply(Opcode.TXN_COMMIT, TxnEnded(self.transactions[0].id, True, placed), dialect)
 
 
 class WholeCommitting:
     """Commits in flight of transactions whose records came with them."""
 
-    __slots__ = ("_answer", "_batch", "_handlers", "_now", "_transactions", "_value_sizes", "size_bytes")
+    __slots__ = ("_answer", "_batch", "_handlers", "_now", "_value_sizes", "size_bytes", "transactions")
 
     def __init__(
         self,
@@ -80,7 +81,7 @@ class WholeCommitting:
         answer: PublishedTogether,
         now: int,
     ) -> None:
-        self._handlers, self._batch, self._transactions, self._answer, self._now = handlers, batch, transactions, answer, now
+        self._handlers, self._batch, self.transactions, self._answer, self._now = handlers, batch, transactions, answer, now
         self._value_sizes = list(map(len, batch.values))
         self.size_bytes = sum(self._value_sizes) + len(batch) * _WHOLE_BYTES + len(batch.values) * IN_FLIGHT_OVERHEAD_BYTES
 
@@ -92,7 +93,7 @@ class WholeCommitting:
         batch, error = self._batch, self._answer.exception()
         if isinstance(error, BrokerError):
             return self._failed(encode_failure(error_reply(error), dialect))
-        self._handlers.answered(self._transactions)
+        self._handlers.answered(self)
         (all_records,) = self._answer.result()
         if all_records.placements is None:
             placed = all_records.partition, all_records.base_offset, all_records.timestamp
@@ -111,13 +112,16 @@ class WholeCommitting:
     def _failed(self, failure: bytes) -> bytes:
         """Answer each commit with the failure. The transactions hold their records if they are open again."""
         frames, first = list[bytes](), 0
-        for transaction, count in zip(self._transactions, self._batch.counts, strict=True):
+        for transaction, count in zip(self.transactions, self._batch.counts, strict=True):
             sizes = self._value_sizes[first : first + count]
             self._handlers.published(transaction.id, self._batch.topic, [AUTO] * count, sizes)
             frames += (encode_staged(self._batch.topic, 0, self._now, sizes), failure)
             first += count
-        self._handlers.answered(self._transactions)
+        self._handlers.answered(self)
         return b"".join(frames)
+
+
+_Commit = TypeVar("_Commit", bound=Committing | WholeCommitting)
 
 
 class TransactionHandlers:
@@ -130,31 +134,27 @@ class TransactionHandlers:
     def __init__(self, broker: Broker, who: Callable[[], Principal]) -> None:
         self._broker = broker
         self._who = who
-        self._open: dict[str, Transaction] = {}
-        self._committing: dict[str, Transaction] = {}
+        self._transactions: dict[str, Transaction] = {}
+        """By id, until the end or until the commit is answered."""
+        self._committing: set[Committing | WholeCommitting] = set()
+        self._committing_count = 0
+        """Transactions whose commit is not answered."""
         self._sizes: dict[str, list[_Sizes]] = {}
         """Of each published batch of these. Most transactions have no entry: `WholeCommitting`."""
 
     def abort_all(self) -> None:
         """Abort all: the connection is lost, or another user has logged in."""
-        for transaction in (*self._open.values(), *self._committing.values()):
+        for transaction in self._transactions.values():
             transaction.abort()
-        self._open.clear()
-        self._committing.clear()
+        self._transactions.clear()
         self._sizes.clear()
 
     def stage_whole(self, batch: TxnWholeBatch) -> WholeCommitting | int:
         """Stage transactions with their commits. If some must be handled one by one, stage nothing and return how many of the first."""
-        ids = batch.transactions
-        found = list(map(self._open.get, ids))
-        held = [one for one in found if one is not None]
-        if len(held) == len(ids) == len(set(ids)):
-            answer = held[0].stage_whole(held[1:], batch.topic, batch.values, batch.counts)
-            if answer is not None:
-                for id in ids:
-                    del self._open[id]
-                self._committing.update(zip(ids, held, strict=True))
-                return WholeCommitting(self, batch, held, answer, self._broker.now)
+        found = list(map(self._transactions.get, batch.transactions))
+        known = [one for one in found if one is not None]
+        if len(known) == len(found) and (answer := known[0].stage_whole(known[1:], batch.topic, batch.values, batch.counts)) is not None:
+            return self._commits(WholeCommitting(self, batch, known, answer, self._broker.now))
         alone = [index for index, one in enumerate(found) if one is None or not one.is_empty]
         return alone[-1] + 1 if alone else len(batch)
 
@@ -187,16 +187,15 @@ class TransactionHandlers:
 
     def _begin(self, timeout_ms: int, count: int) -> list[str]:
         """Begin up to `count` transactions, at least one, and return their ids."""
-        if len(self._open) + count > FLYMQ_TRANSACTIONS_MAX:
-            for id in [id for id, transaction in self._open.items() if transaction.has_ended]:
-                del self._open[id]
-                self._sizes.pop(id, None)
-            if len(self._open) >= FLYMQ_TRANSACTIONS_MAX:
+        if self._open + count > FLYMQ_TRANSACTIONS_MAX:
+            for id in [id for id, transaction in self._transactions.items() if transaction.has_ended]:
+                self._forget(id)
+            if self._open >= FLYMQ_TRANSACTIONS_MAX:
                 raise LimitExceeded(f"{FLYMQ_TRANSACTIONS_MAX} transactions are open on this connection: the limit is reached")
-        count = min(count, FLYMQ_TRANSACTIONS_MAX - len(self._open))
+        count = min(count, FLYMQ_TRANSACTIONS_MAX - self._open)
         begun = self._broker.begin_all(self._who(), count, timeout_ms=min(timeout_ms or TIMEOUT_MS_DEFAULT, TIMEOUT_MS_MAX))
         ids = [transaction.id for transaction in begun]
-        self._open.update(zip(ids, begun, strict=True))
+        self._transactions.update(zip(ids, begun, strict=True))
         return ids
 
     def _commit(self, request: TxnCommit) -> Committing:
@@ -207,27 +206,40 @@ class TransactionHandlers:
             if transaction.has_ended:
                 self._forget(id)
             raise
-        self._open.pop(id, None)
-        self._committing[id] = transaction
-        return Committing(self, transaction, self._sizes.get(id, ()), answer)
+        return self._commits(Committing(self, transaction, self._sizes.get(id, ()), answer))
 
-    def answered(self, answered: Iterable[Transaction]) -> None:
-        """Note that commits are answered. After a retriable error their transactions are open again."""
-        committing, sizes = self._committing, self._sizes
-        for transaction in answered:
-            committing.pop(transaction.id, None)
-            if transaction.is_open:
-                self._open[transaction.id] = transaction
-            elif sizes:
-                sizes.pop(transaction.id, None)
+    @property
+    def _open(self) -> int:
+        """Number of transactions without a commit in flight."""
+        return len(self._transactions) - self._committing_count
+
+    def _commits(self, commit: _Commit) -> _Commit:
+        """Note that a commit is in flight."""
+        self._committing.add(commit)
+        self._committing_count += len(commit.transactions)
+        return commit
+
+    def answered(self, commit: Committing | WholeCommitting) -> None:
+        """Note that a commit is answered. After a retriable error its transactions are open again."""
+        self._committing.discard(commit)
+        self._committing_count -= len(commit.transactions)
+        known, sizes = self._transactions, self._sizes
+        for transaction in commit.transactions:
+            if not transaction.is_open:
+                known.pop(transaction.id, None)
+                if sizes:
+                    sizes.pop(transaction.id, None)
 
     def published(self, id: str, topic: str, key_sizes: list[int], value_sizes: list[int]) -> None:
         """Note what the reply to the commit needs of a batch."""
         self._sizes.setdefault(id, []).append((topic, key_sizes, value_sizes))
 
     def _forget(self, id: str) -> None:
-        self._open.pop(id, None)
-        self._sizes.pop(id, None)
+        """Forget a transaction that has ended, unless its commit is not answered yet."""
+        transaction = self._transactions[id]
+        if not any(transaction in commit.transactions for commit in self._committing):
+            del self._transactions[id]
+            self._sizes.pop(id, None)
 
     async def rollback(self, request: TxnRollback) -> Reply:
         transaction = self._find(request.transaction)
@@ -252,7 +264,7 @@ class TransactionHandlers:
     def _produce(self, request: TxnProduceBatch, dialect: Dialect) -> bytes | None:
         """Stage the records, and return one frame for each, in order. A record that fails does not fail the others. Return None if the
         topic does not exist or its schema check takes longer."""
-        transaction = self._open.get(request.transaction) or self._committing.get(request.transaction)
+        transaction = self._transactions.get(request.transaction)
         if transaction is None:
             unknown = InvalidTransaction(f"transaction not found: {request.transaction}")
             return encode_failure(publish_error_reply(unknown), dialect) * len(request)
@@ -297,7 +309,7 @@ class TransactionHandlers:
         return [encode_reply(Opcode.TXN_PRODUCE, rows)]
 
     def _find(self, id: str) -> Transaction:
-        transaction = self._open.get(id) or self._committing.get(id)
+        transaction = self._transactions.get(id)
         if transaction is None:
             raise InvalidTransaction(f"transaction not found: {id}")
         return transaction

@@ -20,6 +20,7 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Final
 
+from headrace.columns import equal_rows
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq.advanced_messages import (
     PlacedBatch,
@@ -43,7 +44,7 @@ from headrace.wire.flymq.reader import Reader
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_PRODUCE << 8 | BINARY
 _HEADER = struct.Struct(">II")
 _LENGTH, _PARTITION = struct.Struct(">I"), struct.Struct(">i")
-_SIZE, _OFFSET = struct.Struct(">i"), struct.Struct(">Q")
+_SIZE = struct.Struct(">i")
 _BEGIN_HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_BEGIN << 8 | BINARY
 _COMMIT_HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.TXN_COMMIT << 8 | BINARY
 _BLOCK: Final = 64
@@ -112,11 +113,16 @@ def encode_staged(topic: str, partition: int, timestamp: int, value_sizes: Seque
 def encode_begun(ids: Sequence[str]) -> bytes:
     """Return the replies to TXN_BEGINs."""
     names = list(map(str.encode, ids))
-    if len(set(map(len, names))) == 1:
+    if _are_equal(names):
         front = _HEADER.pack(_BEGIN_HEAD, len(names[0]) + 3) + len(names[0]).to_bytes(2, "big")
         return b"".join((front, (b"\x01" + front).join(names), b"\x01"))
     fields = [S16.write(id) + b"\x01" for id in ids]
     return b"".join([_HEADER.pack(_BEGIN_HEAD, len(field)) + field for field in fields])
+
+
+def _are_equal(items: Sequence[bytes]) -> bool:
+    """Return whether there are any, and all have the same size."""
+    return len(set(map(len, items))) == 1
 
 
 def encode_whole(
@@ -127,19 +133,15 @@ def encode_whole(
     partition, offset, timestamp = placed
     field, ids, size = S16.write(topic), list(map(str.encode, transactions)), sizes[0]
     id_bytes = len(ids[0])
-    if len(sizes) == len(ids) and sizes.count(size) == len(sizes) and len(b"".join(ids)) == id_bytes * len(ids):
+    if len(sizes) == len(ids) and sizes.count(size) == len(sizes) and _are_equal(ids):
         # Only ids and offsets differ.
         place = PLACE.pack(partition, 0, timestamp, AUTO, size)
         front = encode_staged(topic, partition, timestamp, [size])
         front += _HEADER.pack(_COMMIT_HEAD, 2 + id_bytes + 5 + len(field) + PLACE.size) + id_bytes.to_bytes(2, "big")
-        middle, after = b"\x01" + _LENGTH.pack(1) + field + place[:4], place[4 + _OFFSET.size :]
-        parts = [b""] * (4 * len(ids))
-        parts[0::4] = ids
-        parts[1::4] = [middle] * len(ids)
-        parts[2::4] = map(_OFFSET.pack, range(offset, offset + len(ids)))
-        parts[3::4] = [after + front] * len(ids)
-        parts[-1] = after
-        return front + b"".join(parts)
+        middle = b"\x01" + _LENGTH.pack(1) + field
+        offset_at = len(front) + id_bytes + len(middle) + _PARTITION.size
+        offsets = range(offset, offset + len(ids))
+        return bytes(equal_rows(ids, id_bytes, front, middle + place, numbers=offsets, numbers_at=offset_at))
     frames, first = list[bytes](), 0
     for id, count in zip(transactions, counts, strict=True):
         own, begin = sizes[first : first + count], offset + first
