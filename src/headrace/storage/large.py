@@ -85,6 +85,14 @@ class LargeAppends:
             partition.retract()
 
 
+def is_large(ahead: Pending, large_bytes: int) -> bool:
+    """Return whether what the flush adds to one log goes to the segment first."""
+    # Compaction reads its log while the writer appends, and must find each batch in the journal or in a synced segment.
+    if not ahead.batches or ahead.partition.options.compact:
+        return False
+    return sum(batch.size_bytes for batch in ahead.batches) >= large_bytes
+
+
 def built_large(ahead: Pending, now: int, *, small: bool) -> list[BuiltInPlace]:
     """Build the batches of a large append to one log. `small` as in `chunked`."""
     partition, offset = ahead.partition, ahead.base_offset
