@@ -20,15 +20,16 @@ from headrace.engine.catalog import (
     CATALOG_SEGMENT_BYTES,
     Catalog,
     Entry,
-    check_batch,
     delete_records,
     log_options,
     put_record,
     removed_record,
 )
+from headrace.engine.checks import check_batch
 from headrace.engine.completions import Completions
 from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Capabilities, Health, Ownership, Topic, TopicConfig, Write
 from headrace.engine.partition_limits import check_partitions
+from headrace.engine.single_writes import SingleWrites
 from headrace.errors import (
     BrokerError,
     CorruptData,
@@ -117,7 +118,8 @@ class EmbeddedEngine:
         self.health = Health()
         self._store: Store | None = None
         self._completions: Completions | None = None
-        """Of the open store."""
+        self._single_writes: SingleWrites | None = None
+        """Both are those of the open store."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -141,13 +143,14 @@ class EmbeddedEngine:
         self._store = await self._off_loop(partial(Store.open, self._files, self._options, threads=False, health=self.health))
         self._completions = Completions(self._loop)
         self._store.deliver = self._completions.deliver
+        self._single_writes = SingleWrites(self._store, self._places, self._place, self._clock)
         try:
             await self._off_loop(self._load_catalog)
             self._store.start()
         except BaseException:
             await self._off_loop(self._store.close)
             self._completions.close()
-            self._store = None
+            self._store = self._single_writes = None
             raise
         for first, logs in list(self._catalog.deleted.items()):
             self._spawn(self._remove(first, logs))
@@ -190,7 +193,7 @@ class EmbeddedEngine:
                 store.open_log(log, LogOptions())  # reserves its number, so that no new topic gets it
 
     async def close(self) -> None:
-        store, self._store = self._store, None
+        store, self._store, self._single_writes = self._store, None, None
         self._readable.clear()
         if store is None:
             return
@@ -348,11 +351,8 @@ class EmbeddedEngine:
         return future
 
     def append_then(self, write: Write, done: Callable[[list[Appended] | BaseException], None]) -> None:
-        assert isinstance(write.batch, RecordBatch)
-        place = (write.topic, write.partition)
-        log, ack = self._places.get(place) or self._place(place)
-        write.size_bytes = size_bytes = check_batch(write.batch)
-        self.store.stage([(log, write.batch)], ack=ack, now=self._clock(), done=done, size_bytes=size_bytes)
+        assert self._single_writes is not None, "the engine is not open"
+        self._single_writes.append(write, done)
 
     def _place(self, place: tuple[str, int]) -> tuple[int, Ack]:
         """Return log and ack level, and keep them until a topic changes."""
