@@ -155,6 +155,7 @@ def test_one_failed_look_at_the_free_space_leaves_no_mark() -> None:
     assert store.health.report().state is HealthState.OK
 
 
+@pytest.mark.replaces_code
 def test_what_nobody_expected_of_the_keeper_is_tried_again_and_then_ends_writing(monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(SimulatedFiles())
 

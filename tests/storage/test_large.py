@@ -373,6 +373,7 @@ def test_closing_waits_for_a_large_append_and_for_what_follows_it(gated: Store, 
     assert isinstance(large[0], list) and isinstance(after[0], list) and after[0][0].base_offset == 20
 
 
+@pytest.mark.replaces_code
 def test_a_writer_that_waits_for_maintenance_commits_the_large_append_that_maintenance_waits_for(
     gated: Store, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_logs_that_cannot_start_now_keep_their_tails_and_start_later(kind: str) 
     assert [values(opened(crashed(files)), log) for log in logs] == [[b"first"]] * 5
 
 
+@pytest.mark.replaces_code
 def test_small_tails_wait_for_the_checkpoint_until_they_take_half_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "SPILL_BYTES", 10_000)
     store = opened(SimulatedFiles(), StoreOptions(headroom_bytes=0, tail_bytes_max=800_000))
@@ -92,6 +93,7 @@ def test_a_tail_that_grows_while_many_small_ones_are_written_does_not_wait_for_a
     assert order[:2] == [small[0], busy] and sorted(order[2:]) == small[1:]
 
 
+@pytest.mark.replaces_code
 def test_the_writer_wakes_maintenance_again_when_tails_have_grown_beyond_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "SPILL_BYTES", 10_000)
     store = opened(SimulatedFiles(), OPTIONS)

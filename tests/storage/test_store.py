@@ -224,6 +224,7 @@ def test_a_failed_write_ends_writing_and_reads_go_on() -> None:
     assert values(store, log) == [b"safe"]
 
 
+@pytest.mark.replaces_code
 def test_a_defect_behind_a_flush_ends_writing_instead_of_passing_unseen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store.open(DiskFiles(tmp_path), SMALL, threads=False)
     log = new_log(store)

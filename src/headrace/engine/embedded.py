@@ -20,14 +20,16 @@ from headrace.engine.catalog import (
     CATALOG_SEGMENT_BYTES,
     Catalog,
     Entry,
-    check_batch,
     delete_records,
     log_options,
     put_record,
     removed_record,
 )
+from headrace.engine.checks import check_batch
+from headrace.engine.completions import Completions
 from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Capabilities, Health, Ownership, Topic, TopicConfig, Write
 from headrace.engine.partition_limits import check_partitions
+from headrace.engine.single_writes import SingleWrites
 from headrace.errors import (
     BrokerError,
     CorruptData,
@@ -41,7 +43,7 @@ from headrace.storage.batch import StoredBatch
 from headrace.storage.files import Files, NotCached
 from headrace.storage.health import retry_seconds
 from headrace.storage.partition import LogOptions, Partition
-from headrace.storage.staged import Completion, LateBatch
+from headrace.storage.staged import LateBatch
 from headrace.storage.store import Store, StoreOptions
 
 _READ_THREADS: Final = 4
@@ -107,7 +109,6 @@ class EmbeddedEngine:
         self.topic_changed: Callable[[str], None] = lambda name: None  # one process owns the directory
         self._changing = asyncio.Lock()
         """Serializes the creation, change and deletion of topics."""
-        self._watchers: dict[int, set[Callable[[], None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._readers = ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="headrace-reader")
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="headrace-upkeep")
@@ -116,12 +117,20 @@ class EmbeddedEngine:
         """Bytes read on the event loop in this turn, approximately."""
         self.health = Health()
         self._store: Store | None = None
+        self._completions: Completions | None = None
+        self._single_writes: SingleWrites | None = None
+        """Both are those of the open store."""
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def store(self) -> Store:
         assert self._store is not None, "the engine is not open"
         return self._store
+
+    @property
+    def _opened_completions(self) -> Completions:
+        assert self._completions is not None, "the engine is not open"
+        return self._completions
 
     @property
     def opened_store(self) -> Store | None:
@@ -132,13 +141,16 @@ class EmbeddedEngine:
         self._loop = asyncio.get_running_loop()
         await self._start_readers()
         self._store = await self._off_loop(partial(Store.open, self._files, self._options, threads=False, health=self.health))
-        self._store.deliver = self._deliver
+        self._completions = Completions(self._loop)
+        self._store.deliver = self._completions.deliver
+        self._single_writes = SingleWrites(self._store, self._places, self._place, self._clock)
         try:
             await self._off_loop(self._load_catalog)
             self._store.start()
         except BaseException:
             await self._off_loop(self._store.close)
-            self._store = None
+            self._completions.close()
+            self._store = self._single_writes = None
             raise
         for first, logs in list(self._catalog.deleted.items()):
             self._spawn(self._remove(first, logs))
@@ -181,7 +193,7 @@ class EmbeddedEngine:
                 store.open_log(log, LogOptions())  # reserves its number, so that no new topic gets it
 
     async def close(self) -> None:
-        store, self._store = self._store, None
+        store, self._store, self._single_writes = self._store, None, None
         self._readable.clear()
         if store is None:
             return
@@ -191,6 +203,7 @@ class EmbeddedEngine:
         try:
             await self._off_loop(store.close)
         finally:
+            self._opened_completions.close()
             self._readers.shutdown()
             self._upkeep.shutdown()
 
@@ -238,9 +251,10 @@ class EmbeddedEngine:
             del self._topics[name], self._catalog.entries[name]
             self._count_partitions(None, entry.topic)
             self._forget_places()
+        completions = self._opened_completions
         for log in entry.logs:
-            self._wake(log)
-            self._watchers.pop(log, None)
+            completions.wake(log)
+            completions.forget(log)
         self._spawn(self._remove(entry.logs[0], entry.logs))
 
     async def _remove(self, first: int, logs: list[int]) -> None:
@@ -337,11 +351,8 @@ class EmbeddedEngine:
         return future
 
     def append_then(self, write: Write, done: Callable[[list[Appended] | BaseException], None]) -> None:
-        assert isinstance(write.batch, RecordBatch)
-        place = (write.topic, write.partition)
-        log, ack = self._places.get(place) or self._place(place)
-        write.size_bytes = size_bytes = check_batch(write.batch)
-        self.store.stage([(log, write.batch)], ack=ack, now=self._clock(), done=done, size_bytes=size_bytes)
+        assert self._single_writes is not None, "the engine is not open"
+        self._single_writes.append(write, done)
 
     def _place(self, place: tuple[str, int]) -> tuple[int, Ack]:
         """Return log and ack level, and keep them until a topic changes."""
@@ -399,21 +410,6 @@ class EmbeddedEngine:
                 future.set_result(result)
 
         self.store.stage(appends, ack=ack, now=self._clock(), done=done, size_bytes=size_bytes, reserve=reserve, urgent=urgent)
-
-    def _deliver(self, completions: list[Completion], advanced: list[int]) -> None:
-        """Pass the results of a whole flush to the loop in one call. Called on the writer thread."""
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._complete, completions, advanced)
-        except RuntimeError:
-            pass  # the loop is closed
-
-    def _complete(self, completions: list[Completion], advanced: list[int]) -> None:
-        for done, result in completions:
-            done(result)
-        if self._watchers:
-            for log in self._watchers.keys() & advanced:
-                self._wake(log)
 
     # Reading.
 
@@ -489,21 +485,7 @@ class EmbeddedEngine:
         return await self._loop.run_in_executor(self._readers, self._partition(topic, partition).offset_for_time, timestamp)
 
     def watch(self, topic: str, partition: int, wake: Callable[[], None]) -> Callable[[], None]:
-        log = self._log(topic, partition)
-        self._watchers.setdefault(log, set()).add(wake)
-
-        def unwatch() -> None:
-            watching = self._watchers.get(log)
-            if watching is not None:
-                watching.discard(wake)
-                if not watching:
-                    del self._watchers[log]
-
-        return unwatch
-
-    def _wake(self, log: int) -> None:
-        for wake in list(self._watchers.get(log, ())):
-            wake()
+        return self._opened_completions.watch(self._log(topic, partition), wake)
 
     # Upkeep.
 

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from headrace.engine.catalog import check_batch, log_options
+from headrace.engine.catalog import log_options
+from headrace.engine.checks import check_batch
 from headrace.engine.contract import (
     Ack,
     Appended,

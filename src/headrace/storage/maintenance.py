@@ -48,7 +48,7 @@ class Maintenance:
         self._stopping = False
         self._halt = threading.Event()
         """Ends the pause between two attempts."""
-        self._thread: threading.Thread | None = None
+        self._runner: threading.Thread | None = None
         self._checkpointed_journal = store.journal.current
         self._ticks = 0
         self._unexpected = 0
@@ -92,7 +92,7 @@ class Maintenance:
     def start(self) -> None:
         thread = threading.Thread(target=self._run, name="headrace-maintenance", daemon=True)
         thread.start()
-        self._thread = thread
+        self._runner = thread
 
     def _run(self) -> None:
         failures = 0
@@ -162,7 +162,7 @@ class Maintenance:
         spilled_from = min(self._waiting_bytes + SPILL_BYTES, store.options.tail_bytes_max)
         if tail >= spilled_from or store.journal.current != self._checkpointed_journal or referenced >= REFERENCED_BYTES_MAX:
             self._wake.set()
-        if tail < store.options.tail_bytes_max or self._thread is None:
+        if tail < store.options.tail_bytes_max or self._runner is None:
             return
         with self._progress:
             self._progress.wait_for(
@@ -189,8 +189,8 @@ class Maintenance:
         self._wake.set()
         with self._progress:
             self._progress.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        if self._runner is not None:
+            self._runner.join()
         try:
             self.checkpoint(closing=True)
         except Exception as failure:

@@ -51,6 +51,7 @@ from headrace.storage.staged import (
     Written,
     are_spread,
 )
+from headrace.storage.wakeup import Wakeup
 
 STAGED_BYTES_MAX: Final = 512 * MIB
 _NONE, _DURABLE = Ack.NONE, Ack.DURABLE
@@ -145,9 +146,8 @@ class Store:
         """Deleted logs, each with the last journal file that may hold batches of it."""
         self._waiting = Waiting(options.large_bytes)
         self._single_bytes_max = min(_SINGLE_BYTES_MAX, self._waiting.bulk_bytes_min - 1)
-        self._idle = threading.Lock()
-        """Taken by the writer, which waits until `_wake` releases it. An event does the same with four times the instructions."""
-        self._idle.acquire()
+        self._wakeup: Wakeup | None = None
+        """Of the writer; None without threads."""
         self._stopping = False
         self._writer: threading.Thread | None = None
         self._large: LargeThread[Written] | None = None
@@ -185,6 +185,8 @@ class Store:
 
     def start(self) -> None:
         """Start the threads. Logs that recovery did not find must be opened before, because a checkpoint lists all existing logs."""
+        self._wakeup = Wakeup()
+        self._wake()  # appends may be staged already
         self._large = LargeThread(self._large_ready)
         writer = threading.Thread(target=self._write_forever, name="headrace-writer", daemon=True)
         writer.start()
@@ -282,10 +284,8 @@ class Store:
         self._wake()
 
     def _wake(self) -> None:
-        try:
-            self._idle.release()
-        except RuntimeError:
-            pass  # the writer is awake, and looks again before it waits
+        if self._wakeup is not None:
+            self._wakeup.wake()
 
     def _large_ready(self) -> None:
         self._wake()
@@ -544,11 +544,15 @@ class Store:
         return StorageFailed(f"{why}; the outcome of this write is unknown: its records may be present after the broker is restarted")
 
     def _write_forever(self) -> None:
+        wakeup = self._wakeup
+        assert wakeup is not None
         while True:
-            self._idle.acquire()
+            wakeup.wait()
             try:
+                wakeup.forget()
                 while self.flush():
                     self.maintenance.after_flush()
+                    wakeup.forget()
             except Exception as failure:
                 self.fence(f"the writer failed: {failure!r}")  # as a failed flush has done already
                 self._wake()  # the next round rejects the other appends
@@ -575,6 +579,9 @@ class Store:
         if self._large is not None:
             self._large.stop()
             self._large = None
+        if self._wakeup is not None:
+            self._wakeup.close()
+            self._wakeup = None
         try:
             while self.flush():
                 pass

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from aiokafka import errors as kafka_errors
 
-from headrace.engine.catalog import check_batch
+from headrace.engine.checks import check_batch
 from headrace.engine.contract import (
     Ack,
     Appended,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from headrace.engine.catalog import check_batch
+from headrace.engine.checks import check_batch
 from headrace.engine.contract import Ack, Appended, Commits
 from headrace.engine.kafka.codec import encoded_bytes_max
 from headrace.engine.kafka.partition import PartitionLog
