@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pytest
 
+from headrace.limits import MIB
 from headrace.storage import maintenance
 from headrace.storage.partition import Partition
 from headrace.storage.store import Store, StoreOptions
 from tests.storage.stores import crashed, new_log, opened, put, values
-from tests.storage_faults.simulated import Fault, SimulatedFiles
+from tests.storage_faults.simulated import Fault, SimulatedFile, SimulatedFiles
+
+if TYPE_CHECKING:
+    from _typeshed import SizedBuffer
 
 LARGE = b"x" * 300_000
 """More than small batches are joined to."""
 OPTIONS = StoreOptions(headroom_bytes=0)
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the direct writes."""
+    sizes: list[int] = []
+    real = SimulatedFile.write_direct
+
+    def noted(file: SimulatedFile, position: int, buffers: Sequence[SizedBuffer]) -> bool:
+        sizes.append(sum(map(len, buffers)))
+        return real(file, position, buffers)
+
+    monkeypatch.setattr(SimulatedFile, "write_direct", noted)
+    return sizes
 
 
 def segments(store: Store, log: int) -> int:
@@ -112,3 +132,30 @@ def test_the_writer_wakes_maintenance_again_when_tails_have_grown_beyond_those_t
         put(store, log, b"x" * 1000)
     maintenance_of.after_flush()
     assert maintenance_of._wake.is_set()
+
+
+def test_a_large_tail_bypasses_the_page_cache_until_a_reader_follows(direct: list[int]) -> None:
+    files = SimulatedFiles()
+    store = opened(files, OPTIONS)
+    log = new_log(store)
+    for _ in range(4):
+        put(store, log, LARGE)
+    store.maintenance.spill()
+    assert len(direct) == 1 and direct[0] > 4 * len(LARGE)
+    for _ in range(4):
+        put(store, log, LARGE)
+    assert values(store, log, 4, bytes_max=2 * MIB) == [LARGE] * 4
+    store.maintenance.spill()
+    assert len(direct) == 1
+    assert values(opened(crashed(files)), log, bytes_max=4 * MIB) == [LARGE] * 8
+
+
+def test_a_small_tail_goes_through_the_page_cache(direct: list[int]) -> None:
+    files = SimulatedFiles()
+    store = opened(files, OPTIONS)
+    log = new_log(store)
+    put(store, log, b"small")
+    put(store, log, LARGE)
+    store.maintenance.spill()
+    assert direct == []
+    assert values(opened(crashed(files)), log) == [b"small", LARGE]

@@ -69,6 +69,15 @@ def join_singles(log: int, base_offset: int, values: Sequence[bytes], times: Seq
     return join([build_plain(log, offset, [value], time) for offset, value, time in rows], bytes_max, compress=False, keyring=None)
 
 
+def fitting(batches: list[Built], room: int) -> list[Built]:
+    """Return as many batches from the front as fit into `room` bytes, at least one."""
+    for count, (header, _) in enumerate(batches):
+        room -= header.size
+        if room < 0:
+            return batches[: max(count, 1)]
+    return batches
+
+
 def _is_one_group(headers: Sequence[BatchHeader], bytes_max: int) -> bool:
     """Return whether all batches become one. The tails of thousands of logs are short, and looking at each column is several times as
     fast as looking at each batch."""

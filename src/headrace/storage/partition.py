@@ -25,12 +25,14 @@ from headrace.storage.batch import BatchHeader, Built, BuiltInPlace, StoredBatch
 from headrace.storage.crypt import Keyring
 from headrace.storage.files import Files, NotCached, is_exhausted
 from headrace.storage.followed import Followed
-from headrace.storage.joining import join, join_singles
+from headrace.storage.joining import fitting, join, join_singles
 from headrace.storage.journal import Damage, Reference, headers_crc
 from headrace.storage.opened import OpenedBatches
 from headrace.storage.segment import HEADER_BYTES, Segment, log_directory
 
 _HINTS_MAX = 64
+_LARGE_BYTES_MIN: Final = 1 * MIB
+"""Size from which on a part of the tail is written to its segment like a large append."""
 _ALONE_BYTES_MIN: Final = 128 * KIB
 """A batch of this size is read alone, smaller ones together."""
 _DAMAGED = -1
@@ -126,7 +128,7 @@ class Partition:
         self.compacted_to = 0
         """Offsets below this were compacted since the store was opened."""
         self._followed: Followed | None = None
-        """None before the first large append."""
+        """None before the first large write to a segment."""
         self._batch_bytes = 0
         """Size of the last batch read, as an estimate for the next one."""
         self._opened = context.opened
@@ -194,12 +196,7 @@ class Partition:
         segment = self.segments[-1] if self.segments else None
         if segment is None or segment.covers_to or (segment.size > HEADER_BYTES and segment.size + size > self.options.segment_bytes):
             segment = self._roll(base_offset)
-        if self._followed is None:
-            self._followed = Followed()
-        if self._followed.is_followed:
-            segment.append(batches, start_sync=True)
-        else:
-            segment.append_direct(batches)
+        self._append_large(segment, batches, size)
         return Reference(self.id, headers_crc(headers), segment.base_offset, segment.size, size, base_offset, headers[-1].next_offset)
 
     def reveal(self, batches: Sequence[BuiltInPlace]) -> None:
@@ -209,8 +206,6 @@ class Partition:
         with self.lock:
             segment.extend(batches, segment.size + size)
             self.end = self.next
-        if self._followed is not None:
-            self._followed.appended(size, self.end)
 
     def retract(self) -> None:
         """Remove batches that no journal frame refers to. If this fails, recovery or a later write removes them."""
@@ -234,17 +229,30 @@ class Partition:
             if segment is None or segment.size >= self.options.segment_bytes or segment.covers_to:
                 segment = self._roll(batches[0][0].base_offset)
             room = max(self.options.segment_bytes - segment.size, 1)
-            taken = _fitting(batches, room)
+            taken = fitting(batches, room)
             joined = join(taken, self.options.joined_bytes_max, compress=self.options.compress, keyring=self._keyring)
-            # The journal is on the same disk, and its syncs would wait for a checkpoint that writes all of the tail at once.
-            size = segment.append(joined, start_sync=True)
+            size = sum([header.size for header, _ in joined])
+            if size < _LARGE_BYTES_MIN:
+                segment.append(joined)
+            else:
+                self._append_large(segment, joined, size)
             with self.lock:
-                segment.extend(joined, size)
+                segment.extend(joined, segment.size + size)
                 del self.batches[: len(taken)]
                 # Records that came alone have another size as batches.
                 written = min(sum([header.size for header, _ in taken]), self.tail_bytes) if self.has_tail else self.tail_bytes
                 self.tail_bytes -= written
                 self.spilled_bytes += written
+
+    def _append_large(self, segment: Segment, batches: Sequence[BuiltInPlace], size: int) -> None:
+        """Write batches of this total size after the last one of the segment: past the page cache, unless a reader follows the log."""
+        if self._followed is None:
+            self._followed = Followed()
+        if self._followed.is_followed:
+            segment.append(batches, start_sync=True)
+        else:
+            segment.append_direct(batches)
+        self._followed.appended(size, batches[-1][0].next_offset)
 
     def _roll(self, base_offset: int) -> Segment:
         """Close the active segment and start the next one at `base_offset`."""
@@ -522,15 +530,6 @@ def start_logs(files: Files, partitions: Sequence[Partition]) -> None:
 
 def _first_at(batch: StoredBatch, timestamp: int) -> int:
     return next(offset for offset, stamp in zip(batch.offsets(), batch.timestamps(), strict=True) if stamp >= timestamp)
-
-
-def _fitting(batches: list[Built], room: int) -> list[Built]:
-    """Return as many batches from the front as fit into `room` bytes, at least one."""
-    for count, (header, _) in enumerate(batches):
-        room -= header.size
-        if room < 0:
-            return batches[: max(count, 1)]
-    return batches
 
 
 class _Taken:

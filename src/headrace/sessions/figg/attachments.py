@@ -81,6 +81,7 @@ class Attachments:
         attachment = self._by_topic.pop(topic, None)
         if attachment is not None and attachment.cursor is not None:
             attachment.cursor.close()
+            attachment.cursor = None  # each refers to the other
 
     def feed(self) -> None:
         """Continue after the peer has read its data."""
@@ -88,6 +89,8 @@ class Attachments:
             self._turn = self._turns.take(self._take_turn)
 
     def close(self) -> None:
+        """Stop all deliveries, and release the session."""
+        self._failed = _ignore
         for topic in list(self._by_topic):
             self.detach(topic)
         self._waiting.clear()
@@ -150,6 +153,10 @@ class Attachments:
         attachment.cursor.close()
         attachment.cursor, attachment.position = None, position
         self._wait_for_turn(attachment)
+
+
+def _ignore(failure: BrokerError) -> None:
+    pass
 
 
 def _within(bounds: Bounds, offset: int) -> int:

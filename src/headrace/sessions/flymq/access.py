@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import Any, Final, get_args
 
 import msgspec
@@ -105,7 +106,10 @@ class FlyMqAccess:
         self.who, self._logged_in = who, logged_in
         self._access, self._administration = access, access.administration
         self._address = peer.rpartition(":")[0] or peer
-        self._handlers: dict[type, Callable[[Any], Awaitable[Reply]]] = {
+
+    @cached_property
+    def _handlers(self) -> dict[type, Callable[[Any], Awaitable[Reply]]]:
+        return {
             a.Auth: self._auth,
             a.WhoAmI: self._who_am_i,
             a.UserCreate: self._user_create,
@@ -125,7 +129,10 @@ class FlyMqAccess:
             a.AuditQuerySdk: self._audit_query,
             a.AuditExportSdk: self._audit_export,
         }
-        self.calls: dict[str, tuple[type[msgspec.Struct], Callable[[Any], Awaitable[object]]]] = {
+
+    @cached_property
+    def calls(self) -> dict[str, tuple[type[msgspec.Struct], Callable[[Any], Awaitable[object]]]]:
+        return {
             "rule.list": (Nothing, self._rule_list),
             "rule.add": (RuleBody, self._rule_add),
             "rule.remove": (RuleBody, self._rule_remove),

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, Final
+from functools import cached_property
+from typing import Any, Final, TypeAlias
 
 from headrace.broker import Broker, Principal, SettlementPolicy
 from headrace.errors import InvalidRequest, TopicExists, UnknownTopic
@@ -31,14 +32,12 @@ from headrace.wire.flymq.messages import (
     ClusterMetadata,
     Commit,
     Consume,
-    ConsumeZeroCopy,
     CreateTopic,
     DeleteGroup,
     DeleteTopic,
     DescribeGroup,
     Done,
     Fetch,
-    FetchBinary,
     GetLag,
     GetOffset,
     GroupEntry,
@@ -71,8 +70,21 @@ _END: Final = frozenset({"latest", "end", ""})
 _COMMITTED: Final = frozenset({"commit", "committed"})
 
 
+Handler: TypeAlias = Callable[[Any], Awaitable[Reply]]
+
+
+class _Current:
+    """The principal of a connection, which a login changes."""
+
+    __slots__ = ("who",)
+
+    def __init__(self, who: Principal) -> None:
+        self.who = who
+
+
 class Handlers:
-    """Requests of one principal."""
+    """Requests of one principal. Reads and publishes leave nothing that refers back to the session or to this object, so both are freed
+    when the connection ends: a garbage collection of a hundred sessions would stop the event loop for milliseconds."""
 
     def __init__(
         self,
@@ -86,16 +98,38 @@ class Handlers:
     ) -> None:
         """`is_over` tells whether the peer no longer waits for replies. `address` is that of the peer. `shared` is for members of shared
         groups."""
-        self._broker = broker
-        self.who = who
-        self.transactions = TransactionHandlers(broker, lambda: self.who)
-        self.members = members = MemberHandlers(broker, lambda: self.who, address, shared)
-        self.reading = reading = ReadHandlers(broker, lambda: self.who, turns, is_over)
-        self.by_type: dict[type, Callable[[Any], Awaitable[Reply]]] = {
-            Consume: reading.consume,
-            ConsumeZeroCopy: reading.consume,
-            Fetch: reading.fetch,
-            FetchBinary: reading.fetch,
+        self._broker, self._node = broker, node
+        self._current = current = _Current(who)
+
+        def find_who() -> Principal:
+            return current.who
+
+        self._find_who = find_who
+        self.transactions = TransactionHandlers(broker, find_who)
+        self.members = MemberHandlers(broker, find_who, address, shared)
+        self.reading = ReadHandlers(broker, find_who, turns, is_over)
+
+    @property
+    def who(self) -> Principal:
+        return self._current.who
+
+    @who.setter
+    def who(self, who: Principal) -> None:
+        self._current.who = who
+
+    def find(self, request: type) -> Handler | None:
+        """Return the handler of a type of requests."""
+        if issubclass(request, Fetch):
+            return self.reading.fetch
+        if issubclass(request, Consume):
+            return self.reading.consume
+        return self._others.get(request)
+
+    @cached_property
+    def _others(self) -> dict[type, Handler]:
+        """Handlers of requests other than reads. Most connections need none: they publish or read."""
+        members = self.members
+        return {
             CreateTopic: self._create_topic,
             Metadata: self._metadata,
             Subscribe: self._subscribe,
@@ -113,15 +147,13 @@ class Handlers:
             GroupTake: members.take,
             GroupSettle: members.settle,
             GroupLeave: members.leave,
-            **self._advanced(node),
+            **self._advanced(),
         }
 
-    def _advanced(self, node: Node) -> dict[type, Callable[[Any], Awaitable[Reply]]]:
-        def who() -> Principal:
-            return self.who
-
-        dead_letters, delayed = DeadLetterHandlers(self._broker, who), DelayedHandlers(self._broker, who)
-        cluster, schemas = ClusterHandlers(self._broker, who, node), SchemaHandlers(self._broker, who)
+    def _advanced(self) -> dict[type, Handler]:
+        broker, who, node = self._broker, self._find_who, self._node
+        dead_letters, delayed = DeadLetterHandlers(broker, who), DelayedHandlers(broker, who)
+        cluster, schemas = ClusterHandlers(broker, who, node), SchemaHandlers(broker, who)
         return {
             s.RegisterSchema: schemas.register,
             s.GetSchema: schemas.get,
@@ -138,13 +170,18 @@ class Handlers:
             v.ClusterLeave: cluster.leave,
             v.ClusterStatus: cluster.status,
             ClusterMetadata: cluster.metadata,
-            v.BrokerCall: BrokerHandlers(self._broker, who, node.report).call,
+            v.BrokerCall: BrokerHandlers(broker, who, node.report).call,
         }
 
     def abandon(self) -> None:
         """Abort the transactions and leave the groups: the connection has ended or another user has logged in."""
         self.transactions.abort_all()
         self.members.leave_all()
+
+    def end(self) -> None:
+        """Do the same at the end of the connection, and release its session."""
+        self.abandon()
+        self.reading.end()
 
     # Topics.
 

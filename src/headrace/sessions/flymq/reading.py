@@ -50,6 +50,10 @@ class MessageTooLarge(BrokerError):
         super().__init__(f"message at offset {offset} is too large for this protocol: {size_bytes} bytes")
 
 
+def _is_lost() -> bool:
+    return True
+
+
 class ReadHandlers:
     """Handlers of CONSUME and FETCH. `who` returns the current principal.
 
@@ -58,6 +62,10 @@ class ReadHandlers:
 
     def __init__(self, broker: Broker, who: Callable[[], Principal], turns: Turns, is_over: Callable[[], bool]) -> None:
         self._broker, self._who, self._turns, self._is_over = broker, who, turns, is_over
+
+    def end(self) -> None:
+        """Release the session: the connection is lost, and its searches end."""
+        self._is_over = _is_lost
 
     def read_now(self, request: Consume | Fetch) -> Consumed | Fetched | None:
         """Return the reply if it can be built from memory. None: the handlers below find the records or the error."""

@@ -25,7 +25,7 @@ from headrace.sessions.flymq.access import FlyMqAccess
 from headrace.sessions.flymq.cluster import Node
 from headrace.sessions.flymq.delayed import StagedReplies, batch_of, stage_commits, stage_delayed
 from headrace.sessions.flymq.errors import error_reply, not_understood
-from headrace.sessions.flymq.handlers import Handlers
+from headrace.sessions.flymq.handlers import Handler, Handlers
 from headrace.sessions.flymq.members import SHARED
 from headrace.sessions.flymq.staging import Staged, StagedMany, StagedRecord, failed, stage, stage_many
 from headrace.sessions.flymq.transactions import Committing, WholeCommitting
@@ -136,7 +136,7 @@ class FlyMqSession(BaseSession[Step]):
             self._take(self._decode(data))
 
     def lost(self) -> None:
-        self._handlers.abandon()
+        self._handlers.end()
         super().lost()
 
     def _is_over(self) -> bool:
@@ -341,7 +341,7 @@ class FlyMqSession(BaseSession[Step]):
         try:
             if self._dialect is Dialect.SPEC and speaks_sdk(request):
                 self._dialect = Dialect.SDK
-            handler = self._handlers.by_type.get(type(request), self._answer_access)
+            handler: Handler = self._handlers.find(type(request)) or self._answer_access
             answer = await self._broker.with_new_topics(lambda: handler(request))
             self._reply(encode_reply(opcode_of(request), answer, self._dialect))
         except NotCoordinator as refused:
