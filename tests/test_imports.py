@@ -17,6 +17,7 @@ VOCABULARY = {
     "headrace",
     "headrace.columns",
     "headrace.compiled",
+    "headrace.record_batch",
     "headrace.records",
     "headrace.errors",
     "headrace.extras",

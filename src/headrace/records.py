@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 from headrace.columns import Buffer, Column, Headers, checked_headers, encode_headers, headers_bytes, is_ascending, is_non_negative
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, RecordTooLarge
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from headrace.record_batch import Appended, RecordBatch
 
 __all__ = [
     "NEVER",
@@ -56,27 +57,6 @@ class Bounds:
 
 
 @dataclass(slots=True)
-class Appended:
-    """Position of an appended batch. Not frozen: a frozen instance takes twice as long to create, and a flush may create thousands."""
-
-    base_offset: int
-    count: int
-    timestamp: int
-    """Unix ms of the first record."""
-    offsets: Sequence[int] | None = None
-    """The offset of each record if they are not adjacent, else None. An engine with dense offsets never sets it."""
-
-    @property
-    def last_offset(self) -> int:
-        """Offset of the last record."""
-        return self.base_offset + self.count - 1 if self.offsets is None else self.offsets[-1]
-
-    def offset(self, index: int) -> int:
-        """Return the offset of the record with this index in the batch."""
-        return self.base_offset + index if self.offsets is None else self.offsets[index]
-
-
-@dataclass(slots=True)
 class AppendedEach:
     """Positions of independent records, each appended to a partition of its own choice."""
 
@@ -84,39 +64,6 @@ class AppendedEach:
     timestamp: int
     failed: dict[int, BrokerError] = field(default_factory=dict)
     """Records that were not appended, by index. Their offset is meaningless."""
-
-
-@dataclass(slots=True)
-class RecordBatch:
-    """Records to append to one partition, column by column. All lists have the length of `values`.
-
-    A value of None is a tombstone: it deletes its key when the topic is compacted.
-    `keys`, `headers` and `expiries` are None when no record of the batch has one.
-    `timestamps` (Unix ms) is None when the engine is to stamp the batch with the broker's clock.
-    """
-
-    values: Sequence[bytes | None]
-    keys: Sequence[bytes | None] | None = None
-    headers: Sequence[Headers] | None = None
-    timestamps: Sequence[int] | None = None
-    expiries: Sequence[int] | None = None
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, picked: slice) -> RecordBatch:
-        return RecordBatch(
-            self.values[picked],
-            None if self.keys is None else self.keys[picked],
-            None if self.headers is None else self.headers[picked],
-            None if self.timestamps is None else self.timestamps[picked],
-            None if self.expiries is None else self.expiries[picked],
-        )
-
-    @property
-    def size_bytes(self) -> int:
-        """Size of keys and values, the unit of limits and windows."""
-        return sum(map(len, filter(None, self.values))) + (0 if self.keys is None else sum(map(len, filter(None, self.keys))))
 
 
 class ColumnBatch:

@@ -10,7 +10,7 @@ import pytest
 
 from headrace.broker import Outcome, Principal, Published, PublishedOne, PublishedTogether, TopicConfig, Transaction
 from headrace.broker.authorizer import Action, Resource
-from headrace.broker.publishing.gathering import RECORD_BYTES_MAX
+from headrace.broker.publishing.gathering import LONE_AFTER, RECORD_BYTES_MAX
 from headrace.broker.publishing.partitioner import partition_of
 from headrace.engine.contract import Appended, Write
 from headrace.errors import DiskFull, NotAuthorized, Unavailable, UnknownPartition, UnknownTopic
@@ -42,6 +42,23 @@ async def test_single_records_of_one_turn_share_an_append_in_call_order(harness:
     assert [await landed(outcome) for outcome in outcomes] == [Published(0, number, 1, harness.clock.now) for number in range(10)]
     assert harness.engine.appends == before + 1
     assert await harness.values() == [str(number) for number in range(10)]
+
+
+async def test_a_lone_publisher_does_not_wait_for_the_end_of_the_turn(harness: Harness) -> None:
+    await harness.broker.create_topic(ANN, "t")
+    for number in range(LONE_AFTER):
+        before = harness.engine.appends
+        outcome = harness.broker.publish_one(ANN, "t", b"v")
+        assert harness.engine.appends == before, "others may follow in this turn"
+        assert (await landed(outcome)).base_offset == number
+    lone = harness.broker.publish_one(ANN, "t", b"v")
+    assert harness.engine.appends == before + 2, "it is appended at once"
+    others = [harness.broker.publish_one(ANN, "t", b"v") for _ in range(2)]
+    assert harness.engine.appends == before + 2, "no publisher is alone while a record is in flight"
+    assert [(await landed(outcome)).base_offset for outcome in (lone, *others)] == [LONE_AFTER, LONE_AFTER + 1, LONE_AFTER + 2]
+    outcome = harness.broker.publish_one(ANN, "t", b"v")
+    assert harness.engine.appends == before + 3, "several records shared the last append, so others may follow again"
+    await landed(outcome)
 
 
 async def test_records_published_in_other_ways_keep_the_call_order(harness: Harness) -> None:

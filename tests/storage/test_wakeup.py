@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -55,6 +57,28 @@ def test_a_forgotten_wake_up_does_not_end_the_next_wait(wakeup: Wakeup) -> None:
     wakeup.wake()
     assert woken.wait(SECONDS_MAX)
     thread.join()
+
+
+def test_a_signal_does_not_end_the_thread_that_waits(wakeup: Wakeup) -> None:
+    woken = threading.Event()
+
+    def work() -> None:
+        wakeup.wait()
+        woken.set()
+
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    try:
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        time.sleep(0.05)
+        assert thread.ident is not None
+        signal.pthread_kill(thread.ident, signal.SIGUSR1)
+        assert not woken.wait(0.05)
+        wakeup.wake()
+        assert woken.wait(SECONDS_MAX)
+        thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 def test_no_work_is_left_behind_whenever_it_arrives(wakeup: Wakeup) -> None:

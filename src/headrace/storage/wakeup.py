@@ -8,6 +8,9 @@ first, so the woken thread finds it free.
 from __future__ import annotations
 
 import os
+from typing import Final
+
+_COUNTER_BYTES: Final = 8
 
 
 class Wakeup:
@@ -31,7 +34,7 @@ class Wakeup:
         self._is_waiting = True
         # After `_is_waiting`: a wake-up in between sees it and writes, or is seen here.
         if not self._is_due:
-            os.eventfd_read(self._event)
+            os.read(self._event, _COUNTER_BYTES)  # `os.eventfd_read` fails when a signal arrives
         self._is_due = self._is_waiting = False
 
     def forget(self) -> None:

@@ -3,7 +3,7 @@
 Most clients send one record and wait for its reply. An append for each of them costs more than the record: futures and callbacks in every
 layer, and a flush of the log that starts while the next records are still in the sockets. Here the records that a turn publishes to one
 partition become one batch, which is appended when the loop has read all ready sockets. The same holds for small transactions: those that
-are committed in one turn become one append.
+are committed in one turn become one append. The record of a publisher that has the broker for itself is appended at once.
 
 A batch holds records of one protocol, so that they share a meter. The order of the calls is the order in the log: whatever else is
 appended in the same turn is appended after `send`.
@@ -27,6 +27,8 @@ RECORD_BYTES_MAX: Final = KIB
 """Key and value of a record that is gathered. A larger one is worth an append of its own."""
 _RECORDS_MAX: Final = 1_024
 """Records of one batch."""
+LONE_AFTER: Final = 8
+"""Single records in a row, each with nothing in flight, after which the next one is that of a lone publisher."""
 _COMMIT_BYTES_MAX: Final = 256 * KIB
 """Size of the transactions of one append."""
 
@@ -93,6 +95,12 @@ class Gathering:
         self._commits: list[Commit] = []
         self._commit_bytes = 0
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._in_flight = 0
+        """Batches that are staged."""
+        self._is_lone = False
+        """Whether the current batch is that of a lone publisher."""
+        self._lone_before = 0
+        """Batches before it that were a single record, with nothing in flight."""
 
     def _send_soon(self) -> None:
         """Call `send` when the loop has read all ready sockets."""
@@ -120,12 +128,16 @@ class Gathering:
         batch.values.append(value)
         outcome = PublishedOne(place[1])
         batch.outcomes.append(outcome)
+        if self._is_lone:
+            self.send()
         return outcome
 
     def _start(self, place: Place, meter: Meter, protocol: str) -> _Batch:
         if place in self._batches or self._commits:
             self.send()
-        if not self._batches:
+        # A lone publisher sends the next record after the reply to the last one. No other record follows in this turn.
+        self._is_lone = self._lone_before >= LONE_AFTER and not self._in_flight and not self._batches
+        if not self._batches and not self._is_lone:
             self._send_soon()
         batch = self._batches[place] = _Batch(self, meter, protocol, self._meters.ticks())
         return batch
@@ -137,6 +149,8 @@ class Gathering:
             self._append_commits(commits)
             return  # there are either commits or single records
         batches, self._batches = self._batches, {}
+        is_single = not self._in_flight and [len(batch.values) for batch in batches.values()] == [1]
+        self._lone_before = self._lone_before + 1 if is_single else 0
         for (topic, partition), batch in batches.items():
             batch.write = write = Write(topic, partition, RecordBatch(batch.values, batch.keys))
             try:
@@ -146,6 +160,7 @@ class Gathering:
                 asyncio.get_running_loop().call_soon(self._fail, batch, error)
             else:
                 batch.is_staged = True
+                self._in_flight += 1
 
     def _append_commits(self, commits: list[Commit]) -> None:
         try:
@@ -181,6 +196,7 @@ class Gathering:
             asyncio.get_running_loop().call_soon(self.land, batch, result)
             return
         self._count_landed()
+        self._in_flight -= 1
         if isinstance(result, BaseException):
             self._fail(batch, result)
             return
