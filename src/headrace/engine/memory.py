@@ -23,6 +23,7 @@ from headrace.engine.contract import (
     Capabilities,
     Cleanup,
     Health,
+    Located,
     Ownership,
     Topic,
     TopicConfig,
@@ -70,6 +71,7 @@ class MemoryEngine:
     capabilities = Capabilities(sync_per_append=False)
     epoch = 0
     offset_store = None
+    local_file = ""
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -232,6 +234,9 @@ class MemoryEngine:
             bytes_max -= sum(_record_sizes(part))
             records_max -= len(part)
         return found
+
+    async def locate(self, topic: str, partition: int, offset: int, stop: int) -> Located:
+        return Located(stop)
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         log = self._find(topic, partition)
