@@ -46,8 +46,8 @@ class Counted:
         self.fetched: list[tuple[int | None, int | None]] = []
         read, stream = local.File.read, FlightClient._stream
 
-        def counted_read(file: local.File, batch: FileBatch) -> pa.Buffer | None:
-            content = read(file, batch)
+        def counted_read(file: local.File, batch: FileBatch, contents: Any) -> Any:
+            content = read(file, batch, contents)
             self.batches += content is not None
             return content
 

@@ -248,8 +248,3 @@ def nulls(count: int, name: str) -> pa.Array:
 def timestamps(times: Int64s) -> pa.Array:
     """Return Unix ms as the column `timestamp`."""
     return pa.Array.from_buffers(TIMESTAMP, len(times), [None, pa.py_buffer(np.minimum(times, _TIME_MAX) * _MS)])
-
-
-def equal_timestamps(time_ms: int, count: int) -> pa.Array:
-    """Return the same time for each of `count` rows."""
-    return pa.Array.from_buffers(TIMESTAMP, count, [None, pa.py_buffer(np.full(count, min(time_ms, _TIME_MAX) * _MS, dtype=np.int64))])

@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
-from google_crc32c import implementation
-from google_crc32c import value as crc32c
+from google_crc32c import extend, implementation
 
-from headrace.flight.arrays import equal_timestamps, nulls, timestamps
-from headrace.flight.joining import Joiner
+from headrace.flight.arrays import Bytes, Int64s, nulls, timestamps
 from headrace.flight.request import Range, stored_schema
-from headrace.limits import FLIGHT_BATCH_BYTES_TARGET
+from headrace.limits import FLIGHT_BATCH_BYTES_TARGET, MIB
 from headrace.located import BinaryColumn, FileBatch, Located
 
 Rows = Iterator[tuple[pa.RecordBatch, int]]
 """Record batches, each with the offset after it."""
+_GROUP_BYTES_MAX: Final = 8 * MIB
+"""Size of the batches that become one record batch; a larger one is read alone. The heap keeps memory up to this size (`heap.py`)."""
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -50,10 +51,22 @@ class File:
         if not stat.S_ISREG(os.fstat(self._fd).st_mode):
             raise OSError(f"{path} is not a regular file")
 
-    def read(self, batch: FileBatch) -> pa.Buffer | None:
-        """Return the bytes of a batch; None if the file does not hold it."""
-        content = os.pread(self._fd, batch.size_bytes, batch.position)
-        return pa.py_buffer(content) if crc32c(content) == batch.checksum else None
+    def read(self, batch: FileBatch, contents: Sequence[tuple[int, Bytes]]) -> Bytes | None:
+        """Read the bytes of a batch, those at each position of `contents` (ascending) into the array beside it.
+
+        Returns an array of the whole batch that has all others; None if the file does not hold this batch.
+        """
+        rest = np.empty(batch.size_bytes, np.uint8)
+        parts, end = list[Bytes](), 0
+        for position, content in contents:
+            parts += (rest[end:position], content)
+            end = position + len(content)
+        parts.append(rest[end:])
+        size_bytes = os.preadv(self._fd, [part.data for part in parts], batch.position)
+        checksum = 0
+        for part in parts:
+            checksum = extend(checksum, part)
+        return rest if size_bytes == batch.size_bytes and checksum == batch.checksum else None
 
     def __del__(self) -> None:
         if self._fd >= 0:
@@ -74,73 +87,108 @@ def rows(wanted: Range, locate: Callable[[Range, int], Located], fetch: Callable
     """Yield the rows of a range that is not empty. `locate` returns where batches from an offset on lie, `fetch` the rows of a range."""
     assert wanted.start is not None and wanted.stop is not None and wanted.columns is not None
     position, columns, files = wanted.start, tuple(wanted.columns), dict[str, File]()
-    joiner = Joiner(stored_schema(columns), wanted.rows_max, FLIGHT_BATCH_BYTES_TARGET)
 
     def fetched(stop: int) -> Rows:
-        yield from joiner.flush()
-        yield from fetch(Range(wanted.topic, wanted.partition, position, stop, wanted.columns, wanted.rows_max))
+        return fetch(Range(wanted.topic, wanted.partition, position, stop, wanted.columns, wanted.rows_max))
 
     while position < wanted.stop:
         located = locate(wanted, position)
-        for batch in located.batches:
-            content = None if batch.has_headers and "headers" in columns else _content(batch, files)
-            if content is None:
+        for group in _groups(located.batches, columns, wanted.rows_max):
+            whole = _record_batch(group, columns, files)
+            if whole is None:
                 continue
-            if batch.base_offset > position:
-                yield from fetched(batch.base_offset)
-                position = batch.base_offset
-            stop = min(batch.base_offset + batch.count, wanted.stop)
-            whole = _record_batch(batch, content, columns, position, stop)
-            for part, size_bytes in _parts(whole, batch.size_bytes * (stop - position) // batch.count, wanted.rows_max):
+            if group[0].base_offset > position:
+                yield from fetched(group[0].base_offset)
+                position = group[0].base_offset
+            before = position - group[0].base_offset
+            for part in _parts(whole.slice(before, wanted.stop - position), wanted.rows_max):
                 position += part.num_rows
-                yield from joiner.take(part, size_bytes, position)
+                yield part, position
         if position < located.next_offset:
             yield from fetched(located.next_offset)
             position = located.next_offset
-    yield from joiner.flush()
 
 
-def _content(batch: FileBatch, files: dict[str, File]) -> pa.Buffer | None:
+def _groups(batches: list[FileBatch], columns: tuple[str, ...], rows_max: int) -> Iterator[list[FileBatch]]:
+    """Divide batches into groups that make one record batch each. A record batch costs the reader as much as thousands of rows."""
+    group = list[FileBatch]()
+    count = size_bytes = 0
+    for batch in batches:
+        if batch.has_headers and "headers" in columns:
+            continue
+        count, size_bytes = count + batch.count, size_bytes + batch.size_bytes
+        if group and (count > rows_max or size_bytes > _GROUP_BYTES_MAX or not _follows(batch, group[-1])):
+            yield group
+            group, count, size_bytes = [], batch.count, batch.size_bytes
+        group.append(batch)
+    if group:
+        yield group
+
+
+def _follows(batch: FileBatch, before: FileBatch) -> bool:
+    is_next = batch.path == before.path and batch.base_offset == before.base_offset + before.count
+    return is_next and (batch.keys is None) == (before.keys is None)
+
+
+class _Binary:
+    """A binary column of a group, with the content of all batches in one array."""
+
+    def __init__(self, columns: list[BinaryColumn]) -> None:
+        self._columns = columns
+        ends = [0, *accumulate(column.content_bytes for column in columns)]
+        content = self._content = np.empty(ends[-1], np.uint8)
+        self.contents = [(column.content, content[begin:end]) for column, (begin, end) in zip(columns, pairwise(ends), strict=True)]
+        """Where the content of each batch lies in the batch, and where it goes."""
+
+    def array(self, counts: list[int], batches: list[Bytes]) -> pa.Array:
+        """Return the column of batches with these numbers of rows, of which all but the content was read into `batches`."""
+        rows, before = sum(counts), 0
+        ends, valid = np.zeros(rows + 1, np.int32), np.ones(rows, np.bool_)
+        first = 0
+        for column, count, batch in zip(self._columns, counts, batches, strict=True):
+            np.add(np.frombuffer(batch, np.int32, count, column.offsets + 4), before, out=ends[first + 1 : first + count + 1])
+            if column.validity is not None:
+                bits = batch[column.validity : column.validity + (count + 7) // 8]
+                valid[first : first + count] = np.unpackbits(bits, count=count, bitorder="little")
+            first, before = first + count, before + column.content_bytes
+        validity = None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
+        return pa.Array.from_buffers(pa.binary(), rows, [validity, pa.py_buffer(ends), pa.py_buffer(self._content)])
+
+
+def _record_batch(group: list[FileBatch], columns: tuple[str, ...], files: dict[str, File]) -> pa.RecordBatch | None:
+    """Read a group; None if its file is gone or does not hold it."""
+    known = {"value": [batch.values for batch in group], "key": [batch.keys for batch in group if batch.keys is not None]}
+    binaries = {name: _Binary(known[name]) for name in ("value", "key") if name in columns and known[name]}
     try:
-        if batch.path not in files:
-            files[batch.path] = File(batch.path)
-        return files[batch.path].read(batch)
+        file = files.get(group[0].path) or files.setdefault(group[0].path, File(group[0].path))
+        read = [file.read(batch, [binary.contents[index] for binary in binaries.values()]) for index, batch in enumerate(group)]
     except OSError:  # retention or compaction has removed the file, or no descriptor is left
         return None
-
-
-def _record_batch(batch: FileBatch, content: pa.Buffer, columns: tuple[str, ...], start: int, stop: int) -> pa.RecordBatch:
-    """Return the rows with start <= offset < stop."""
-    first, count = start - batch.base_offset, stop - start
-
-    def binary(column: BinaryColumn) -> pa.Array:
-        validity = None if column.validity is None else content.slice(column.validity, (batch.count + 7) // 8)
-        offsets, data = content.slice(column.offsets, 4 * (batch.count + 1)), content.slice(column.content, column.content_bytes)
-        return pa.Array.from_buffers(pa.binary(), count, [validity, offsets, data], offset=first)
+    batches = [batch for batch in read if batch is not None]
+    if len(batches) < len(group):
+        return None
+    counts = [batch.count for batch in group]
 
     def array(name: str) -> pa.Array:
-        if name == "value":
-            return binary(batch.values)
-        if name == "key" and batch.keys is not None:
-            return binary(batch.keys)
+        if name in binaries:
+            return binaries[name].array(counts, batches)
         if name == "offset":
-            return pa.array(np.arange(start, stop, dtype=np.int64))
+            return pa.array(np.arange(group[0].base_offset, group[-1].base_offset + group[-1].count, dtype=np.int64))
         if name == "timestamp":
-            if batch.timestamps is None:
-                return equal_timestamps(batch.min_timestamp, count)
-            return timestamps(np.frombuffer(content, np.int64, count, batch.timestamps + 8 * first))
-        return nulls(count, name)
+            return timestamps(np.concatenate([_times(*one) for one in zip(group, batches, strict=True)]))
+        return nulls(sum(counts), name)
 
     return pa.RecordBatch.from_arrays([array(name) for name in columns], schema=stored_schema(columns))
 
 
-def _parts(whole: pa.RecordBatch, size_bytes: int, rows_max: int) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Divide rows of about this size into record batches within the limits; a single row may exceed them."""
-    rows = whole.num_rows
-    step = min(rows_max, max(rows * FLIGHT_BATCH_BYTES_TARGET // max(size_bytes, 1), 1))
-    if step >= rows:
-        yield whole, size_bytes
-        return
-    for begin in range(0, rows, step):
-        part = whole.slice(begin, step)
-        yield part, size_bytes * part.num_rows // rows
+def _times(batch: FileBatch, content: Bytes) -> Int64s:
+    if batch.timestamps is None:
+        return np.full(batch.count, batch.min_timestamp, np.int64)
+    return np.frombuffer(content, np.int64, batch.count, batch.timestamps)
+
+
+def _parts(whole: pa.RecordBatch, rows_max: int) -> Iterator[pa.RecordBatch]:
+    """Divide rows into record batches within the limits; a single row may exceed them."""
+    step = min(rows_max, max(whole.num_rows * FLIGHT_BATCH_BYTES_TARGET // max(whole.nbytes, 1), 1))
+    for begin in range(0, whole.num_rows, step):
+        yield whole.slice(begin, step)

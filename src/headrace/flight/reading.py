@@ -1,8 +1,8 @@
 """Conversion of stored batches to Arrow record batches.
 
 Keys and values of a stored batch have the layout of Arrow and are wrapped without a copy; a window of a batch is a slice. Offsets and
-timestamps are computed or wrapped by numpy. Only headers need Python code per record, and only if requested. Small batches are joined;
-large ones are sliced.
+timestamps are computed or wrapped by numpy. Only headers need Python code per record, and only if requested. Small batches are joined,
+because a message costs as much as a few thousand rows; large ones are sliced.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.engine.contract import Batch
-from headrace.flight.arrays import Int64s, equal_timestamps, nulls, timestamps
-from headrace.flight.joining import Joiner
+from headrace.flight.arrays import Int64s, nulls, timestamps
 from headrace.flight.request import HEADERS, encode_place, stored_schema
 from headrace.limits import BATCH_BYTES_MAX, FLIGHT_BATCH_BYTES_TARGET
 from headrace.records import NEVER, Headers
 
 assert BATCH_BYTES_MAX < 1 << 31, "a column of one batch never needs 64-bit offsets"
+_JOIN_BYTES: Final = 1 << 20
+"""A chunk of at least this size is sent without joining, which would copy it."""
+_JOIN_ROWS: Final = 8_192
 
 
 class ArrowBatches:
@@ -31,7 +33,8 @@ class ArrowBatches:
         self.schema = stored_schema(columns)
         self._columns = columns
         self._rows_max, self._bytes_max = rows_max, bytes_max
-        self._joiner = Joiner(self.schema, rows_max, bytes_max)
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_rows = self._pending_bytes = self._next_offset = 0
 
     def feed(self, batches: Iterable[Batch], now: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Yield record batches to send, each with the position to resume at. Small remainders are kept for the next call. Records that have
@@ -39,13 +42,28 @@ class ArrowBatches:
         for batch in batches:
             for part in self._parts(batch):
                 size_bytes = part.size_estimate_bytes
-                for joined, next_offset in self._joiner.take(self._living(part, now), size_bytes, part.next_offset):
-                    yield joined, encode_place(next_offset)
+                yield from self._take(self._living(part, now), size_bytes, part.next_offset)
 
     def flush(self) -> Iterator[tuple[pa.RecordBatch, bytes]]:
         """Yield the remainder."""
-        for joined, next_offset in self._joiner.flush():
-            yield joined, encode_place(next_offset)
+        if self._pending:
+            pending, self._pending = self._pending, []
+            self._pending_rows = self._pending_bytes = 0
+            yield pending[0] if len(pending) == 1 else self._joined(pending), encode_place(self._next_offset)
+
+    def _take(self, chunk: pa.RecordBatch, size_bytes: int, next_offset: int) -> Iterator[tuple[pa.RecordBatch, bytes]]:
+        rows = chunk.num_rows
+        if not rows:
+            return
+        is_large = size_bytes >= _JOIN_BYTES
+        if is_large or self._pending_rows + rows > self._rows_max or self._pending_bytes + size_bytes > self._bytes_max:
+            yield from self.flush()
+        self._pending.append(chunk)
+        self._pending_rows += rows
+        self._pending_bytes += size_bytes
+        self._next_offset = next_offset
+        if self._pending_rows >= min(_JOIN_ROWS, self._rows_max) or self._pending_bytes >= _JOIN_BYTES:
+            yield from self.flush()
 
     def _parts(self, batch: Batch) -> Iterator[Batch]:
         """Yield the batch in windows within the limits; a single record may exceed them."""
@@ -59,6 +77,10 @@ class ArrowBatches:
                 return
             yield batch.window(0, count)
             batch = batch.window(count, len(batch))
+
+    def _joined(self, chunks: list[pa.RecordBatch]) -> pa.RecordBatch:
+        arrays = [pa.concat_arrays([chunk.column(index) for chunk in chunks]) for index in range(len(self._columns))]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def _living(self, batch: Batch, now: int) -> pa.RecordBatch:
         """Return the records of the window that have not expired."""
@@ -107,7 +129,7 @@ def _offsets(batch: Batch) -> pa.Array:
 def _timestamps(batch: Batch) -> pa.Array:
     known = batch.timestamp_buffer()
     if known is None:
-        return equal_timestamps(batch.min_timestamp, len(batch))
+        return timestamps(np.full(len(batch), batch.min_timestamp, dtype=np.int64))
     return timestamps(np.frombuffer(known, np.int64)[batch.start : batch.stop])
 
 

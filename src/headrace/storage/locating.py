@@ -81,15 +81,19 @@ class _Walk:
 def _file_batch(segment: Segment, path: str, position: int, header: BatchHeader) -> FileBatch:
     file, body, flags = segment.file(), position + batch_format.HEADER_BYTES, header.flags
 
-    def u32_at(at: int) -> int:
+    sizes: dict[int, int] = {}
+    """Size of the content of each binary column, by the position of its last offset."""
+
+    def size_at(at: int) -> int:
         found = file.read_at(body + at, _U32.size)
         if len(found) < _U32.size:
             raise CorruptData(f"{segment.path}: a batch is truncated by the end of the file")
-        return int(_U32.unpack(found)[0])
+        (sizes[at],) = _U32.unpack(found)
+        return sizes[at]
 
     if batch_format.HEADER_BYTES + header.raw_size > header.size:
         raise CorruptData(f"{segment.path}: the columns of the batch at offset {header.base_offset} exceed it")
-    columns = batch_format.layout(header, u32_at)
+    columns = batch_format.layout(header, size_at)
     shift = batch_format.HEADER_BYTES - _UNCHECKED_BYTES
 
     def start(flag: int) -> int | None:
@@ -97,7 +101,7 @@ def _file_batch(segment: Segment, path: str, position: int, header: BatchHeader)
 
     def binary(flag: int, validity: int) -> BinaryColumn:
         begin, end = columns[flag]
-        return BinaryColumn(shift + begin, shift + end + -end % batch_format.ALIGN, u32_at(end - _U32.size), start(validity))
+        return BinaryColumn(shift + begin, shift + end + -end % batch_format.ALIGN, sizes[end - _U32.size], start(validity))
 
     return FileBatch(
         path=path,
