@@ -23,6 +23,7 @@ VOCABULARY = {
     "headrace.extras",
     "headrace.histogram",
     "headrace.limits",
+    "headrace.located",
     "headrace.overview",
 }
 
@@ -98,7 +99,7 @@ HOMES: dict[str, set[str]] = {
     "click": {"cli", "bench"},
     "rich": {"cli", "bench", "demo"},
     "uvloop": {"server", "cli", "bench"},
-    "google_crc32c": {"storage", "engine"},
+    "google_crc32c": {"storage", "engine", "flight"},
     "re2": {"sessions"},
     "backports": {"storage"},
     "compression": {"storage"},

@@ -44,6 +44,8 @@ ACTIONS: dict[str, Row] = {
     "topics": Row(lambda w, n: request.Topics(), ""),
     "describe": Row(lambda w, n: request.Describe([n]), SEES),
     "split": Row(lambda w, n: request.Split(n, 0, 0, 1, 2), SEES),
+    "local_file": Row(lambda w, n: request.LocalFile(""), ""),
+    "locate": Row(lambda w, n: request.Locate(n, 0, 0, 0), "read t"),
     "commit": Row(lambda w, n: request.Commit(n, {n: {0: 0}}), "commit g & read t"),
     "committed": Row(lambda w, n: request.Committed(n, n), SEES_AND_GROUP, SEES),
     "offset_for_time": Row(lambda w, n: request.OffsetForTime(n, {0: 0}), SEES),

@@ -39,3 +39,4 @@ def test_the_numbers_of_the_page_are_the_limits() -> None:
     assert limits.FLIGHT_BATCH_BYTES_TARGET == 16 * MIB
     assert limits.FLIGHT_TOKEN_SECONDS_MAX == 3_600
     assert request.Range("t").rows_max == 65_536
+    assert limits.LOCATED_BYTES_MAX == 32 * MIB

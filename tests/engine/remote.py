@@ -21,6 +21,7 @@ from headrace.engine.contract import (
     Bounds,
     Capabilities,
     Health,
+    Located,
     OffsetStore,
     Ownership,
     Topic,
@@ -196,6 +197,14 @@ class RemoteEngine:
     def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> list[Batch] | None:
         found = self.inner.read_now(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)  # cached on this side
         return None if found is None else list(found)
+
+    @property
+    def local_file(self) -> str:
+        return self.inner.local_file
+
+    async def locate(self, topic: str, partition: int, offset: int, stop: int) -> Located:
+        await self._travel()
+        return await self.inner.locate(topic, partition, offset, stop)
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         return self.inner.bounds(topic, partition)

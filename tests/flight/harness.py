@@ -32,10 +32,11 @@ DEADLINE_SECONDS = 300.0
 
 
 class Harness:
-    """A broker and its endpoint. `now` is the broker's clock."""
+    """A broker and its endpoint. `now` is the broker's clock. `local_files`: its clients read the files of the broker."""
 
     def __init__(self) -> None:
         self.now = NOW
+        self.local_files = True
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="test-broker", daemon=True)
         self.engine: Engine
@@ -87,7 +88,7 @@ class Harness:
         return Servers.parse(self.endpoint.address)
 
     def client(self, **more: Any) -> FlightClient:
-        return FlightClient(Servers.parse(self.endpoint.address, **more))
+        return FlightClient(Servers.parse(self.endpoint.address, **{"local_files": self.local_files, **more}))
 
     def topic(self, name: str, partitions: int = 1, **config: Any) -> str:
         self.run(self.broker.create_topic(ROOT, name, partitions=partitions, config=TopicConfig(**config)))

@@ -62,8 +62,9 @@ class Fetches:
 
 @pytest.fixture
 def full(tmp_path: Path) -> Iterator[Harness]:
-    """200 MiB in topic `t`."""
+    """200 MiB in topic `t`, which clients read through the endpoint."""
     with running_harness(tmp_path) as harness:
+        harness.local_files = False
         harness.topic("t")
         with harness.client() as flight_client:
             flight_client.append("t", [values(*[bytes(10_000)] * 2_000)] * 10)

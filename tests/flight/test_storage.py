@@ -23,9 +23,10 @@ from tests.flight.harness import NOW, ROOT, Harness, rows, running_harness, valu
 KEY = bytes(range(32))
 
 
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Harness]:
+@pytest.fixture(params=[True, False], ids=["files", "endpoint"])
+def disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Harness]:
     with running_harness(tmp_path) as harness:
+        harness.local_files = request.param
         yield harness
     assert check(DiskFiles(tmp_path), None).problems == []
 

@@ -284,6 +284,9 @@ class SimulatedFiles:
                 self.operations.append(Operation("create", path, inode.number))
             return self._handle(path, inode, readonly=False)
 
+    def absolute(self, path: str) -> str:
+        return ""
+
     def open_readonly(self, path: str) -> SimulatedFile:
         self._must("open_readonly", path)
         return self._handle(path, self._names.get(path), readonly=True)

@@ -3,10 +3,11 @@
     broker.py                       topics, publish, read, transactions
     operations/groups.py            groups and their members
     operations/messages.py          dead letters, delayed messages
+    operations/positions.py         bounds of partitions, and where records lie in files
     operations/writers.py           exactly-once writers
     operations/schemas.py           `broker.schemas`
 
-These five modules decide every permission, and no module below them asks the authorizer. A check that must run later, because a
+These six modules decide every permission, and no module below them asks the authorizer. A check that must run later, because a
 permission may end while a call waits or because it depends on state, is handed down as a function.
 """
 
@@ -32,6 +33,7 @@ from headrace.broker.measuring import MeasuringOperations
 from headrace.broker.meters import Meter, Meters
 from headrace.broker.operations.groups import GroupOperations
 from headrace.broker.operations.messages import DeadLetterOperations, DelayedOperations
+from headrace.broker.operations.positions import PositionOperations
 from headrace.broker.operations.schemas import Schemas
 from headrace.broker.operations.writers import WriterOperations, WriterPermissions
 from headrace.broker.publishing.producers import Producers
@@ -48,7 +50,7 @@ from headrace.broker.topics import LISTED_A_TURN, Topics
 from headrace.broker.tracing import Tracer, headers_of
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
-from headrace.engine.contract import Ack, Batch, Bounds, Engine, HealthReport, Placement, Topic, TopicConfig
+from headrace.engine.contract import Ack, Batch, Engine, HealthReport, Placement, Topic, TopicConfig
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.records import AnyBatch
 
@@ -60,7 +62,7 @@ _Shown = TypeVar("_Shown")
 _Served = TypeVar("_Served")
 
 
-class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, MeasuringOperations, WriterOperations):
+class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, MeasuringOperations, PositionOperations, WriterOperations):
     """Owns its engine: `open` opens it, `close` closes it. Call all methods on the event loop."""
 
     def __init__(
@@ -422,24 +424,6 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
     def check_reads(self, who: Principal, topic: str) -> None:
         """Check that records held back by a protocol may still be delivered. Raises `NotAuthorized`."""
         self._authorizer.check(who, Action.READ, "topic", topic)
-
-    def bounds(self, who: Principal, topic: str, partition: int) -> Bounds:
-        """Return the first offset and the end offset, which is the next to be assigned."""
-        self._check_sees(who, topic)
-        self._topics.find_partition(topic, partition)
-        return self._engine.bounds(topic, partition)
-
-    async def offset_for_time(self, who: Principal, topic: str, partition: int, timestamp_ms: int) -> int:
-        """Return the first offset whose record is at or after the time; the end offset if there is none."""
-        self._check_sees(who, topic)
-        self._topics.find_partition(topic, partition)
-        return await self._engine.offset_for_time(topic, partition, timestamp_ms)
-
-    def size_bytes(self, who: Principal, topic: str, partition: int) -> int:
-        """Return the approximate disk space of the partition."""
-        self._check_sees(who, topic)
-        self._topics.find_partition(topic, partition)
-        return self._engine.size_bytes(topic, partition)
 
     async def wait_for_growth(self, who: Principal, ends: Ends, wait_ms: int) -> bool:
         """Wait until a partition grows beyond its known end (topic → partition → end), or a partition exists that is not in `ends`. Returns

@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Protocol, TypeAlias, TypeVar
 
 from headrace.errors import AppendUnknown
+from headrace.located import Located
 from headrace.records import Ack, AnyBatch, Appended, AppendedEach, Batch, Bounds, RecordBatch
 from headrace.storage.health import Health, HealthReport, HealthState, Problem
 
@@ -36,6 +37,7 @@ __all__ = [
     "Health",
     "HealthReport",
     "HealthState",
+    "Located",
     "OffsetKey",
     "OffsetStore",
     "OffsetsWrite",
@@ -274,6 +276,13 @@ class Engine(Protocol):
 
     def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> Sequence[Batch] | None:
         """Return what `read` would return, if there are records and they are in memory. Otherwise return None: `read` waits or raises."""
+
+    @property
+    def local_file(self) -> str:
+        """Path of a file that exactly those processes of this machine can open that can read the files of the log; empty if it has none."""
+
+    async def locate(self, topic: str, partition: int, offset: int, stop: int) -> Located:
+        """Return where batches with records in [offset, stop) lie in files. Others have to be read."""
 
     def bounds(self, topic: str, partition: int) -> Bounds: ...
 

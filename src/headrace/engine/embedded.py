@@ -27,7 +27,20 @@ from headrace.engine.catalog import (
 )
 from headrace.engine.checks import check_batch
 from headrace.engine.completions import Completions
-from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Capabilities, Health, Ownership, Topic, TopicConfig, Write
+from headrace.engine.contract import (
+    Ack,
+    Appended,
+    AppendedEach,
+    Batch,
+    Bounds,
+    Capabilities,
+    Health,
+    Located,
+    Ownership,
+    Topic,
+    TopicConfig,
+    Write,
+)
 from headrace.engine.partition_limits import check_partitions
 from headrace.engine.single_writes import SingleWrites
 from headrace.errors import (
@@ -42,6 +55,7 @@ from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 from headrace.storage.batch import StoredBatch
 from headrace.storage.files import Files, NotCached
 from headrace.storage.health import retry_seconds
+from headrace.storage.identity import PATH as IDENTITY
 from headrace.storage.partition import LogOptions, Partition
 from headrace.storage.staged import LateBatch
 from headrace.storage.store import Store, StoreOptions
@@ -473,6 +487,14 @@ class EmbeddedEngine:
 
     def _end_turn(self) -> None:
         self._turn_bytes = 0
+
+    @property
+    def local_file(self) -> str:
+        return self._files.absolute(IDENTITY)
+
+    async def locate(self, topic: str, partition: int, offset: int, stop: int) -> Located:
+        assert self._loop is not None
+        return await self._loop.run_in_executor(self._readers, self._partition(topic, partition).locate, offset, stop)
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         return self._partition(topic, partition).bounds

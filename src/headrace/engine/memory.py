@@ -24,6 +24,7 @@ from headrace.engine.contract import (
     Capabilities,
     Cleanup,
     Health,
+    Located,
     Ownership,
     Topic,
     TopicConfig,
@@ -71,6 +72,7 @@ class MemoryEngine:
     capabilities = Capabilities(sync_per_append=False)
     epoch = 0
     offset_store = None
+    local_file = ""
 
     def __init__(self, *, clock: Callable[[], int]) -> None:
         self._clock = clock
@@ -233,6 +235,9 @@ class MemoryEngine:
             bytes_max -= sum(_record_sizes(part))
             records_max -= len(part)
         return found
+
+    async def locate(self, topic: str, partition: int, offset: int, stop: int) -> Located:
+        return Located(stop)
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         log = self._find(topic, partition)

@@ -13,6 +13,7 @@ from headrace.engine.contract import Topic
 from headrace.errors import InvalidRequest, OffsetOutOfRange, UnknownTopic
 from headrace.flight import request
 from headrace.flight.bridge import Bridge
+from headrace.flight.local import machine
 from headrace.limits import FLIGHT_SCHEMAS_BYTES_MAX, FLIGHT_WAITS_MAX
 
 _PROBE_BYTES: Final = 1
@@ -21,9 +22,9 @@ _PROBE_BYTES: Final = 1
 class Actions:
     """The handlers. `answer` is called on a Flight thread; the handlers run on the broker's event loop."""
 
-    def __init__(self, broker: Broker, bridge: Bridge, report: Report = dict) -> None:
-        """`report` returns the facts of the server process."""
-        self._broker, self._bridge, self._report = broker, bridge, report
+    def __init__(self, broker: Broker, bridge: Bridge, report: Report = dict, *, local_files: bool = True) -> None:
+        """`report` returns the facts of the server process. `local_files`: callers on this machine may learn where the files are."""
+        self._broker, self._bridge, self._report, self._local_files = broker, bridge, report, local_files
         self._waiting = 0
 
     def answer(self, who: Principal, action: str, body: bytes) -> object:
@@ -90,6 +91,14 @@ class Actions:
             if border < stop:
                 cuts.append(border)
         return list(zip(cuts, [*cuts[1:], stop], strict=True)) if start < stop else []
+
+    async def _local_file(self, who: Principal, wanted: request.LocalFile) -> str | None:
+        return (self._broker.local_file or None) if self._local_files and wanted.machine == machine() != "" else None
+
+    async def _locate(self, who: Principal, wanted: request.Locate) -> object:
+        if wanted.start > wanted.stop:
+            raise InvalidRequest(f"a range cannot end at {wanted.stop} before it starts at {wanted.start}")
+        return await self._broker.locate(who, wanted.topic, wanted.partition, wanted.start, wanted.stop)
 
     async def _commit(self, who: Principal, wanted: request.Commit) -> None:
         offsets = {(topic, partition): offset for topic, places in wanted.offsets.items() for partition, offset in places.items()}

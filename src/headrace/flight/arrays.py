@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.errors import InvalidRequest, LimitExceeded
+from headrace.flight.request import READ_SCHEMA, TIMESTAMP
 from headrace.limits import FLIGHT_UNPACKED_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -19,6 +21,9 @@ _FNV_PRIME: Final = 0x01000193
 _VECTOR_KEYS_MIN: Final = 64
 """Below this many keys, a numpy operation costs more than hashing their bytes in Python."""
 _EMPTY: Final = np.zeros(0, np.uint8)
+_MS: Final = 1_000
+_TIME_MAX: Final = 253_402_300_799_999
+"""The end of the year 9999 in Unix ms. The protocols accept later times, but those may overflow microseconds and calendars."""
 
 
 class Binary:
@@ -232,3 +237,14 @@ def _put_items(blob: Bytes, places: Int64s, items: Binary) -> None:
     lengths: Any = items.lengths
     steps = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     blob[np.repeat(places, lengths) + steps] = items.content[np.repeat(items.ends[:-1], lengths) + steps]
+
+
+@lru_cache(64)
+def nulls(count: int, name: str) -> pa.Array:
+    """Return nulls of the type of a column that readers may select."""
+    return pa.nulls(count, READ_SCHEMA.field(name).type)
+
+
+def timestamps(times: Int64s) -> pa.Array:
+    """Return Unix ms as the column `timestamp`."""
+    return pa.Array.from_buffers(TIMESTAMP, len(times), [None, pa.py_buffer(np.minimum(times, _TIME_MAX) * _MS)])

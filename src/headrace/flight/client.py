@@ -20,10 +20,11 @@ import pyarrow as pa
 from pyarrow import flight
 
 from headrace.errors import BrokerError, InvalidRequest, LoginFailed, NotCoordinator, Unavailable
-from headrace.flight import request
+from headrace.flight import local, request
 from headrace.flight.errors import broker_error
 from headrace.flight.put_schema import check_put_schema
 from headrace.flight.request import ALL, DEFAULT_PORT, READ_SCHEMA, STORED, TIMESTAMP_TYPE, encode
+from headrace.located import Located
 from headrace.overview import Overview, TopicCounters
 from headrace.retry import ATTEMPTS_MAX, exponential
 
@@ -73,6 +74,8 @@ class Servers:
     certificate_file: str = ""
     """The client certificate, with its key in `key_file`."""
     key_file: str = ""
+    local_files: bool = True
+    """Whether rows are read from the files of a broker on the same machine if this process may open them."""
 
     @classmethod
     def parse(cls, text: str, **more: Any) -> Servers:
@@ -168,6 +171,8 @@ class FlightClient:
         self._token: tuple[bytes, bytes] | None = None
         self._turn = 0
         self._is_closed = False
+        self._local: tuple[flight.FlightClient, bool] | None = None
+        """The last connection that read, and whether the files of its broker can be read."""
 
     def __enter__(self) -> FlightClient:
         return self
@@ -247,7 +252,7 @@ class FlightClient:
         position, failures = start, 0
         while True:
             try:
-                for batch, read_on in self._stream(request.Range(topic, partition, position, stop, stored, rows_max)):
+                for batch, read_on in self._rows(request.Range(topic, partition, position, stop, stored, rows_max)):
                     position, failures = read_on, 0
                     if reached is not None:
                         reached(position)
@@ -257,6 +262,29 @@ class FlightClient:
                 if start < stop <= position:  # all rows have arrived
                     return
                 failures = self._failed(failure, failures)
+
+    def _rows(self, wanted: request.Range) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Yield each batch with the offset after it, from local files where that is possible."""
+        if (wanted.start or 0) < (wanted.stop or 0) and self._can_read_files():
+            return local.rows(wanted, self._locate, self._stream)
+        return self._stream(wanted)
+
+    def _can_read_files(self) -> bool:
+        """Return whether this process can read the files of the broker. Asks it once per connection."""
+        connected = self._connected()
+        if self._local is None or self._local[0] is not connected:
+            can_read = False
+            if self._servers.local_files and (machine := local.machine()):
+                try:
+                    can_read = local.can_open(self._ask("local_file", request.LocalFile(machine)))
+                except InvalidRequest:
+                    pass  # an older broker
+            self._local = connected, can_read
+        return self._local[1]
+
+    def _locate(self, wanted: request.Range, position: int) -> Located:
+        assert wanted.stop is not None
+        return msgspec.convert(self._ask("locate", request.Locate(wanted.topic, wanted.partition, position, wanted.stop)), Located)
 
     def _stream(self, wanted: request.Range) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield each batch with the offset after it."""

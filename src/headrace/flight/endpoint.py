@@ -46,6 +46,8 @@ class EndpointSettings:
     key: bytes = field(default=b"", repr=False)
     client_ca: bytes = b""
     """If set, every caller must present a certificate. Its name is the user name, unless the caller sends a token or key."""
+    local_files: bool = True
+    """Whether readers on this machine that can open the files of the log may read them."""
     connections: ConnectionLimits = ConnectionLimits()
     report: Report = dict
     """Returns the facts of the server process."""
@@ -79,7 +81,8 @@ class Endpoint:
             return settings.forwarding.ready(sent.bearer, login, lambda: broker.is_coordinator, may_connect=not sent.is_forwarded)
 
         calls = Calls(FLIGHT_CALLS_MAX, cut=lambda peer: cut(peer, server.port))
-        scheme, options = "grpc+tcp", dict[str, Any](middleware={MIDDLEWARE: LoginMiddleware(callers, calls)})
+        scheme = "grpc+tcp"
+        options = dict[str, Any](local_files=settings.local_files, middleware={MIDDLEWARE: LoginMiddleware(callers, calls)})
         if settings.certificate:
             scheme, options["tls_certificates"] = "grpc+tls", [(settings.certificate, settings.key)]
         if settings.client_ca:

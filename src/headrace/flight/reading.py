@@ -8,7 +8,6 @@ because a message costs as much as a few thousand rows; large ones are sliced.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
 from itertools import accumulate
 from typing import Final
 
@@ -16,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.engine.contract import Batch
-from headrace.flight.arrays import Int64s
-from headrace.flight.request import HEADERS, READ_SCHEMA, TIMESTAMP, encode_place, stored_schema
+from headrace.flight.arrays import Int64s, nulls, timestamps
+from headrace.flight.request import HEADERS, encode_place, stored_schema
 from headrace.limits import BATCH_BYTES_MAX, FLIGHT_BATCH_BYTES_TARGET
 from headrace.records import NEVER, Headers
 
@@ -25,9 +24,6 @@ assert BATCH_BYTES_MAX < 1 << 31, "a column of one batch never needs 64-bit offs
 _JOIN_BYTES: Final = 1 << 20
 """A chunk of at least this size is sent without joining, which would copy it."""
 _JOIN_ROWS: Final = 8_192
-_MS: Final = 1_000
-_TIME_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999 in Unix ms. The protocols accept later times, but those may overflow microseconds and calendars."""
 
 
 class ArrowBatches:
@@ -110,18 +106,13 @@ def _binary(buffers: tuple[memoryview, memoryview, memoryview | None], batch: Ba
     )
 
 
-@lru_cache(64)
-def _nulls(count: int, name: str) -> pa.Array:
-    return pa.nulls(count, READ_SCHEMA.field(name).type)
-
-
 def _values(batch: Batch) -> pa.Array:
     return _binary(batch.value_buffers(), batch)
 
 
 def _keys(batch: Batch) -> pa.Array:
     buffers = batch.key_buffers()
-    return _nulls(len(batch), "key") if buffers is None else _binary(buffers, batch)
+    return nulls(len(batch), "key") if buffers is None else _binary(buffers, batch)
 
 
 def offsets_of(batch: Batch) -> Int64s:
@@ -138,16 +129,14 @@ def _offsets(batch: Batch) -> pa.Array:
 def _timestamps(batch: Batch) -> pa.Array:
     known = batch.timestamp_buffer()
     if known is None:
-        times = np.full(len(batch), min(batch.min_timestamp, _TIME_MAX) * _MS, dtype=np.int64)
-    else:
-        times = np.minimum(np.frombuffer(known, np.int64)[batch.start : batch.stop], _TIME_MAX) * _MS
-    return pa.Array.from_buffers(TIMESTAMP, len(batch), [None, pa.py_buffer(times)])
+        return timestamps(np.full(len(batch), batch.min_timestamp, dtype=np.int64))
+    return timestamps(np.frombuffer(known, np.int64)[batch.start : batch.stop])
 
 
 def _headers(batch: Batch) -> pa.Array:
     rows = batch.headers()
     if rows is None:
-        return _nulls(len(batch), "headers")
+        return nulls(len(batch), "headers")
     return headers_array(rows)
 
 

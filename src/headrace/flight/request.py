@@ -128,6 +128,22 @@ class Split(Request):
     parts: Annotated[int, msgspec.Meta(ge=1, le=4096)]
 
 
+class LocalFile(Request):
+    """Return the path of a file that the caller can open exactly if it can read the files of the broker; null if it cannot."""
+
+    machine: Annotated[str, msgspec.Meta(max_length=256)]
+    """Id of the caller's machine."""
+
+
+class Locate(Request):
+    """Return where batches of a range lie in files, for a caller that can read them. DoGet has all other rows."""
+
+    topic: Name
+    partition: Partition
+    start: Offset
+    stop: Offset
+
+
 class Commit(Request):
     """Commit the next offsets of a group: topic → partition → offset. Durable when the reply arrives."""
 
@@ -212,6 +228,8 @@ ACTIONS: Final[dict[str, type[Request]]] = {
     "topics": Topics,
     "describe": Describe,
     "split": Split,
+    "local_file": LocalFile,
+    "locate": Locate,
     "commit": Commit,
     "committed": Committed,
     "offset_for_time": OffsetForTime,

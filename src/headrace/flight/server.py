@@ -45,7 +45,7 @@ _ENDPOINT_ROWS_MIN: Final = 100_000
 
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow has no types
     """The server. `who` returns the user of a call; the middleware counts `calls`. `coordinator` returns a connection on which a call is
-    passed on to another broker; None if this one serves it."""
+    passed on to another broker; None if this one serves it. `local_files`: readers on this machine may read the files of the log."""
 
     def __init__(
         self,
@@ -56,10 +56,12 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]  # pyarrow ha
         calls: Calls,
         report: Report = dict,
         coordinator: Callable[[flight.ServerCallContext], Connected | None] = lambda context: None,
+        *,
+        local_files: bool = True,
         **options: Any,
     ) -> None:
         self._broker, self._bridge, self._who, self._coordinator = broker, bridge, who, coordinator
-        self._actions = Actions(broker, bridge, report)
+        self._actions = Actions(broker, bridge, report, local_files=local_files)
         self._turns = itertools.count()
         self._handles = Handles()
         self.calls = calls

@@ -413,6 +413,12 @@ class Flight:
     """The Flight endpoint."""
 
     principal: str = setting(Reference("a name", r"\S[^\0]{0,248}"), "anonymous", _PRINCIPAL)
+    local_files: bool = setting(
+        Flag(),
+        True,
+        "Tell clients of Headrace on this machine where records lie in the data directory. A client that may open the files reads them "
+        "itself, which takes less processor time.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

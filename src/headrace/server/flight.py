@@ -36,6 +36,7 @@ class FlightEndpoints:
             certificate=_content(chosen.certificate),
             key=_content(chosen.key),
             client_ca=_content(chosen.client_ca),
+            local_files=config.flight.local_files,
             report=report,
             forwarding=self._forwarding,
             connections=ConnectionLimits(connections_max, config.limits.connections_per_ip),

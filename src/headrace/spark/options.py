@@ -94,6 +94,7 @@ SOURCE_OPTIONS: Final = (
     Option("maxTriggerDelay", "15m", "stream", "maximum wait for `minOffsetsPerTrigger`"),
     Option("minPartitions", "none", "read", "split the offsets into this many tasks, at batch boundaries where there are any"),
     Option("maxRecordsPerPartition", "none", "read", "maximum records per task"),
+    Option("localFiles", "true", "read", "read the files of a broker on the same machine, if the task may open them"),
     Option("includeHeaders", "false", "all", "add a column `headers`"),
     Option("groupIdPrefix", "spark-headrace", "stream", "progress is committed to the group PREFIX-TOPICS, which shows the lag"),
     Option("kafka.group.id", "none", "stream", "progress is committed to this group instead", aliases=("group.id",)),

@@ -41,6 +41,7 @@ def servers_of(options: Options, environment: Mapping[str, str] = os.environ) ->
             key_file=key,
             server_name=options.text("tls.serverName"),
             timeout_seconds=options.count("kafka.request.timeout.ms", TIMEOUT_MS) / 1000,
+            local_files=options.flag("localFiles", True),
             **more,
         )
     except InvalidRequest as failure:

@@ -34,7 +34,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -495,7 +495,7 @@ class StoredBatch:
         body = memoryview(plain)[: header.raw_size]
         if len(body) != header.raw_size:
             raise CorruptData(f"log {header.log}: body at offset {header.base_offset}: expected {header.raw_size} bytes, got {len(body)}")
-        self._layout = _layout(header, body)
+        self._layout = layout(header, lambda position: int(_U32.unpack_from(body, position)[0]))
         self._body, self._plain = body, plain
 
 
@@ -518,16 +518,17 @@ def _columns(flags: int) -> tuple[tuple[int, int], ...]:
     return ((0, _BINARY), *((flag, kind) for flag, kind in order if flags & flag))
 
 
-def _layout(header: BatchHeader, body: memoryview) -> dict[int, tuple[int, int]]:
-    """Return the position of each column. For a binary column this is its offsets array; the data follows it."""
-    layout: dict[int, tuple[int, int]] = {}
-    count, size, start = header.count, len(body), 0
+def layout(header: BatchHeader, u32_at: Callable[[int], int]) -> dict[int, tuple[int, int]]:
+    """Return the position of each column in the plain body. For a binary column this is its offsets array; the data follows it. `u32_at`
+    returns the integer at a position of the body. Raises `CorruptData`."""
+    found: dict[int, tuple[int, int]] = {}
+    count, size, start = header.count, header.raw_size, 0
     for flag, kind in _columns(header.flags):
         stop = end = start + (4 * (count + 1) if kind == _BINARY else (count + 7) // 8 if kind == _BITS else kind * count)
         if kind == _BINARY and stop <= size:
-            end += -end % ALIGN + _U32.unpack_from(body, stop - 4)[0]
+            end += -end % ALIGN + u32_at(stop - 4)
         if end > size:
             raise CorruptData(f"log {header.log}: a column at offset {header.base_offset} is truncated")
-        layout[flag] = (start, stop)
+        found[flag] = (start, stop)
         start = end + -end % ALIGN
-    return layout
+    return found

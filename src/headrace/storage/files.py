@@ -116,6 +116,9 @@ class Files(Protocol):
 
     def open_readonly(self, path: str) -> File: ...
 
+    def absolute(self, path: str) -> str:
+        """Return the path for other processes of this machine; empty if they cannot open it."""
+
     def list(self, directory: str) -> list[str]:
         """Return the sorted names in the directory; none if it is absent."""
 
@@ -355,6 +358,9 @@ class DiskFiles:
 
     def open_readonly(self, path: str) -> DiskFile:
         return DiskFile(self._open(self._path(path), os.O_RDONLY | os.O_NOFOLLOW))
+
+    def absolute(self, path: str) -> str:
+        return os.path.abspath(self._path(path))
 
     def list(self, directory: str) -> list[str]:
         try:

@@ -12,11 +12,11 @@ from headrace.errors import CorruptData
 from headrace.limits import BATCH_JOINED_BYTES_MAX, MIB
 from headrace.records import NEVER
 from headrace.storage.compaction import compact
-from headrace.storage.files import DISK_FULL_ERRNOS, is_exhausted
+from headrace.storage.files import DISK_FULL_ERRNOS, Files, is_exhausted
 from headrace.storage.health import FAILURES_MAX, retry_seconds
 from headrace.storage.journal import SyncFailed
 from headrace.storage.manifest import Checkpointed, Manifest, write_manifest
-from headrace.storage.partition import Partition, start_logs
+from headrace.storage.partition import Partition
 from headrace.storage.segment import HEADER_BYTES, Segment, index_path, log_directory, remove_logs
 
 if TYPE_CHECKING:
@@ -304,7 +304,7 @@ class Maintenance:
                     held.callback(partition.writing.release)
                     new.append(partition)
             if len(new) > 1:
-                start_logs(self._store.files, new)
+                _create_segments(self._store.files, new)
 
     def spill_partition(self, partition: Partition) -> None:
         """Move a tail to segments. The next checkpoint syncs the moved batches, also those moved before a failure.
@@ -479,6 +479,23 @@ class Maintenance:
     def is_removed(self, logs: Iterable[int]) -> bool:
         """Return whether these deleted logs are removed completely."""
         return self._removing.isdisjoint(logs)
+
+
+def _create_segments(files: Files, partitions: Sequence[Partition]) -> None:
+    """Create the first segments of logs that have a tail only. Requires `writing` of each. After a failure none is created."""
+    directories = [log_directory(partition.id) for partition in partitions]
+    files.make_dir(*directories)
+    created: list[Segment] = []
+    try:
+        for partition in partitions:
+            created.append(Segment.create(files, partition.id, partition.segments_end(), durable=False))
+        files.sync_dir(*directories)
+    except BaseException:
+        for segment in created:
+            files.remove(segment.path)
+        raise
+    for partition, segment in zip(partitions, created, strict=True):
+        partition.start(segment)
 
 
 def _is_large(partition: Partition) -> bool:

@@ -19,6 +19,7 @@ from typing import Final, cast
 
 from headrace.errors import CorruptData, OffsetOutOfRange, Unavailable
 from headrace.limits import BATCH_JOINED_BYTES_MAX, KIB, MIB, READ_BATCHES_MAX
+from headrace.located import Located
 from headrace.records import Bounds
 from headrace.storage import batch as batch_format
 from headrace.storage.batch import BatchHeader, Built, BuiltInPlace, StoredBatch
@@ -27,6 +28,7 @@ from headrace.storage.files import Files, NotCached, is_exhausted
 from headrace.storage.followed import Followed
 from headrace.storage.joining import fitting, join, join_singles
 from headrace.storage.journal import Damage, Reference, headers_crc
+from headrace.storage.locating import locate
 from headrace.storage.opened import OpenedBatches
 from headrace.storage.segment import HEADER_BYTES, Segment, log_directory
 
@@ -486,6 +488,12 @@ class Partition:
             segment.hints.clear()
         segment.hints[offset] = position
 
+    def locate(self, offset: int, stop: int) -> Located:
+        """Return where batches from `offset` on lie in files. May read the disk."""
+        if self._followed is not None:
+            self._followed.read(offset)
+        return locate(self, offset, stop, lambda segment: segment.load_index(self._keyring, self._damaged))
+
     def offset_for_time(self, timestamp: int) -> int:
         """Return the first offset at or after `timestamp`; `end` if there is none. May read the disk."""
         try:
@@ -509,23 +517,6 @@ class Partition:
             if built[0].max_timestamp >= timestamp:
                 return _first_at(StoredBatch.of_built(built, self._keyring), timestamp)
         return end
-
-
-def start_logs(files: Files, partitions: Sequence[Partition]) -> None:
-    """Create the first segments of logs that have a tail only. Requires `writing` of each. After a failure none is created."""
-    directories = [log_directory(partition.id) for partition in partitions]
-    files.make_dir(*directories)
-    created: list[Segment] = []
-    try:
-        for partition in partitions:
-            created.append(Segment.create(files, partition.id, partition.segments_end(), durable=False))
-        files.sync_dir(*directories)
-    except BaseException:
-        for segment in created:
-            files.remove(segment.path)
-        raise
-    for partition, segment in zip(partitions, created, strict=True):
-        partition.start(segment)
 
 
 def _first_at(batch: StoredBatch, timestamp: int) -> int:

@@ -27,6 +27,7 @@ from headrace.engine.contract import (
     Capabilities,
     Cleanup,
     Health,
+    Located,
     OffsetStore,
     Ownership,
     Placement,
@@ -97,6 +98,7 @@ class KafkaEngine:
         placement=Placement.MURMUR2,
         reads_in_memory=False,
     )
+    local_file = ""
 
     def __init__(self, settings: KafkaSettings, *, clock: Callable[[], int]) -> None:
         self._settings = settings
@@ -566,6 +568,9 @@ class KafkaEngine:
                 return [*found, *await self._fetches.coming(log, found, bytes_max, records_max)]
             position = await self._fetches.fetched(log, position, bytes_max)
         return []
+
+    async def locate(self, topic: str, partition: int, offset: int, stop: int) -> Located:
+        return Located(stop)
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         log = self._find(topic, partition)
