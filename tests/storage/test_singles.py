@@ -9,7 +9,7 @@ import pytest
 
 from headrace.errors import BrokerError, DiskFull
 from headrace.limits import BATCH_JOINED_BYTES_MAX
-from headrace.records import Ack, AppendedEach, RecordBatch
+from headrace.records import Ack, Appended, AppendedEach, RecordBatch
 from headrace.storage.batch import StoredBatch
 from headrace.storage.check import check
 from headrace.storage.encoding import build_plain, encode_singles
@@ -30,6 +30,12 @@ def put_each(store: Store, logs: list[int], contents: list[bytes], now: int = NO
     assert store.flush()
     (found,) = outcome
     return found
+
+
+def base_offsets(outcome: list[list[Appended] | BrokerError]) -> list[int]:
+    (placed,) = outcome
+    assert isinstance(placed, list)
+    return [one.base_offset for one in placed]
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 63, 64, 65, 200])
@@ -123,6 +129,56 @@ def test_appends_of_every_kind_to_the_same_logs_keep_their_order_in_a_flush_with
     whole = [[b"a", b"b", b"c", b"d", b"e"], [b"c", b"d", b"e"], [b"a", b"b", b"c", b"e"], [b"c", b"e"], [b"c", b"e"]]
     for one in (store, opened(crashed(files), options)):
         assert [values(one, log) for log in logs] == whole
+
+
+def test_an_atomic_append_of_single_records_to_many_logs_needs_no_object_for_each() -> None:
+    files = SimulatedFiles()
+    store = opened(files, ROOMY)
+    logs = [new_log(store) for _ in range(20)]
+    put(store, logs[2], b"earlier")
+    found = staged(store, *[(log, RecordBatch([b"%d" % log])) for log in logs])
+    assert store.flush()
+    assert base_offsets(found) == [0, 0, 1, *[0] * 17]
+    assert len(store.partitions[logs[0]].singles) == 2 and not store.partitions[logs[0]].batches
+    *_, frame = read_journal(files, 1, None, lambda damage: None)
+    assert [batch.header.log for batch in frame.batches] == logs
+    for one in (store, opened(crashed(files), ROOMY)):
+        assert [values(one, log)[-1] for log in logs] == [b"%d" % log for log in logs]
+        assert values(one, logs[2]) == [b"earlier", b"%d" % logs[2]]
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_an_atomic_append_of_all_kinds_to_many_logs_keeps_its_order(is_full: bool) -> None:
+    files, options = SimulatedFiles(), StoreOptions(journal_bytes=1 << 20, headroom_bytes=0, key=bytes(32))
+    store = opened(files, options)
+    kinds = [LogOptions(), LogOptions(compress=True), LogOptions(encrypt=True), LogOptions(compact=True), LogOptions()]
+    logs = [store.create_log(kinds[number % 5]) for number in range(40)]
+    first = [(log, RecordBatch([b"a"])) for log in logs]
+    again = [(log, RecordBatch([b"b"], [b"key"] if log % 3 else None)) for log in logs] + [(logs[0], RecordBatch([b"c", b"d"]))]
+    if is_full:
+        files.inject(Fault("write_at", path="journal/*", error=errno.ENOSPC))
+        staged(store, *first, *again)
+        store.flush()
+        store.full = False
+    whole = staged(store, *first, *again)
+    alone = staged(store, (logs[0], RecordBatch([b"e"])))
+    assert store.flush() and not store.flush()
+    assert base_offsets(whole) == [0] * 40 + [1] * 40 + [2]
+    assert base_offsets(alone) == [4]
+    for one in (store, opened(crashed(files), options)):
+        assert values(one, logs[0]) == [b"a", b"b", b"c", b"d", b"e"]
+        assert [values(one, log) for log in logs[1:]] == [[b"a", b"b"]] * 39
+        assert [record.key for record in records(one, logs[1])] == [None, b"key" if logs[1] % 3 else None]
+
+
+def test_an_atomic_append_of_many_records_to_few_logs_is_one_batch_for_each_log() -> None:
+    files = SimulatedFiles()
+    store = opened(files, ROOMY)
+    logs = [new_log(store) for _ in range(4)]
+    staged(store, *[(log, RecordBatch([b"x"])) for _ in range(10) for log in logs])
+    assert store.flush()
+    (frame,) = read_journal(files, 1, None, lambda damage: None)
+    assert [batch.header.count for batch in frame.batches] == [10] * 4
 
 
 def test_a_full_disk_takes_the_offsets_of_records_to_many_logs_back() -> None:

@@ -1,13 +1,14 @@
 """The broker: every operation of a session. Each method checks the permission, then calls the module that implements it.
 
-    broker.py                       topics, publish, read, transactions
+    broker.py                       topics, publish, transactions
+    operations/reading.py           read
     operations/groups.py            groups and their members
     operations/messages.py          dead letters, delayed messages
     operations/positions.py         bounds of partitions, and where records lie in files
     operations/writers.py           exactly-once writers
     operations/schemas.py           `broker.schemas`
 
-These six modules decide every permission, and no module below them asks the authorizer. A check that must run later, because a
+These seven modules decide every permission, and no module below them asks the authorizer. A check that must run later, because a
 permission may end while a call waits or because it depends on state, is handed down as a function.
 """
 
@@ -17,7 +18,7 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from headrace.broker.authorizer import Action, AuditHook, Authorize, Authorizer, Principal, allow_all
 from headrace.broker.dead_letters.dead_letters import DeadLetters
@@ -34,35 +35,43 @@ from headrace.broker.meters import Meter, Meters
 from headrace.broker.operations.groups import GroupOperations
 from headrace.broker.operations.messages import DeadLetterOperations, DelayedOperations
 from headrace.broker.operations.positions import PositionOperations
+from headrace.broker.operations.reading import ReadOperations
 from headrace.broker.operations.schemas import Schemas
 from headrace.broker.operations.writers import WriterOperations, WriterPermissions
 from headrace.broker.publishing.producers import Producers
 from headrace.broker.publishing.publish import ProducerStamp, Publisher
 from headrace.broker.publishing.published import Outcome, Published, PublishedEach
 from headrace.broker.publishing.requirements import Rule
-from headrace.broker.reading.cursor import Cursor, Cursors, Delivered
-from headrace.broker.reading.fetch import Fetched, Fetcher
-from headrace.broker.reading.waits import Ends, Watermarks
+from headrace.broker.reading.cursor import Cursors
+from headrace.broker.reading.fetch import Fetcher
+from headrace.broker.reading.waits import Watermarks
 from headrace.broker.schema_checks import settled
 from headrace.broker.schemas.registry import SchemaRegistry
 from headrace.broker.settings import BrokerSettings, Clock, Later, loop_later
 from headrace.broker.topics import LISTED_A_TURN, Topics
-from headrace.broker.tracing import Tracer, headers_of
+from headrace.broker.tracing import Tracer
 from headrace.broker.transactions import Transaction, Transactions
 from headrace.broker.writers.stages import Stages
-from headrace.engine.contract import Ack, Batch, Engine, HealthReport, Placement, Topic, TopicConfig
+from headrace.engine.contract import Ack, Engine, HealthReport, Placement, Topic, TopicConfig
 from headrace.errors import BrokerError, UnknownTopic
 from headrace.records import AnyBatch
 
 _DEFAULTS = BrokerSettings()
-_READABLE_MAX: Final = 65_536
 _BROKER = "headrace"
 """Name of the broker as a resource."""
 _Shown = TypeVar("_Shown")
 _Served = TypeVar("_Served")
 
 
-class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, MeasuringOperations, PositionOperations, WriterOperations):
+class Broker(
+    ReadOperations,
+    PositionOperations,
+    DeadLetterOperations,
+    DelayedOperations,
+    GroupOperations,
+    MeasuringOperations,
+    WriterOperations,
+):
     """Owns its engine: `open` opens it, `close` closes it. Call all methods on the event loop."""
 
     def __init__(
@@ -131,8 +140,7 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
             bytes_max=settings.transactions_bytes_max,
         )
         self._stages = Stages(engine, WriterPermissions(authorizer, engine), publisher, clock=clock, later=later, settings=settings)
-        self._readable: dict[tuple[Principal, str], tuple[range, Meter]] = {}
-        """Partitions that a principal may read, for `read_now`."""
+        self._readable = {}
         self._is_coordinator = False
         self._following = self._schemas.follower()
         engine.topic_changed = self._topic_changed_elsewhere
@@ -350,120 +358,6 @@ class Broker(DeadLetterOperations, DelayedOperations, GroupOperations, Measuring
         """Publish single records, each to its topic. A record that fails later does not fail the others. Returns None, with nothing
         staged, if a topic has a schema or an expiry: the caller then uses `publish`. Raises at once as `publish` does, for any of them."""
         return self._publisher.publish_each(who, topics, values, keys)
-
-    # Read
-
-    async def fetch(
-        self,
-        who: Principal,
-        topic: str,
-        partition: int,
-        offset: int,
-        *,
-        bytes_max: int,
-        records_max: int = 1 << 31,
-        wait_ms: int = 0,
-        bytes_min: int = 1,
-        with_expired: bool = False,
-    ) -> Fetched:
-        """Read from `offset` on. At the end of the partition, wait up to `wait_ms` for `bytes_min` bytes, then return what is there. Raises
-        `OffsetOutOfRange` below the first offset and above the end. Expired records are left out, unless `with_expired` is set by a caller
-        that does not wait and filters whole columns."""
-        self._authorizer.check(who, Action.READ, "topic", topic)
-        self._topics.find_partition(topic, partition)
-        began = self.meters.ticks()
-        fetched = await self._fetcher.fetch(
-            topic,
-            partition,
-            offset,
-            bytes_max=bytes_max,
-            records_max=records_max,
-            wait_ms=wait_ms,
-            bytes_min=bytes_min,
-            with_expired=with_expired,
-        )
-        if wait_ms:
-            self._authorizer.check(who, Action.READ, "topic", topic)  # the permission may have ended during the wait
-        meter = self.meters.meter(topic, who.protocol)
-        meter.delivered(fetched.batches)
-        if not wait_ms:
-            meter.fetch_duration.observe(self.meters.ticks() - began)
-        if self.tracer is not None and fetched.batches:
-            self._trace(self.tracer, who, topic, fetched.batches)
-        return fetched
-
-    def read_now(
-        self, who: Principal, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31
-    ) -> Sequence[Batch] | None:
-        """Return what `fetch` would return without a wait, if there are records, they are in memory and none expires. Otherwise return
-        None: `fetch` waits or raises. Raises `NotAuthorized`."""
-        partitions, meter = self._readable.get((who, topic)) or self._find_readable(who, topic)
-        if partition not in partitions or self._publisher.tracer is not None:
-            return None
-        began = self.meters.ticks()
-        batches = self._engine.read_now(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
-        if batches is not None:
-            for batch in batches:
-                if batch.expires:
-                    return None
-            meter.read(batches, self.meters.ticks() - began)
-        return batches
-
-    def _find_readable(self, who: Principal, topic: str) -> tuple[range, Meter]:
-        """Return the partitions that this principal may read and their meter, and cache both until the topic or the rules change."""
-        self._authorizer.check(who, Action.READ, "topic", topic)
-        found = self._engine.topics().get(topic)
-        if found is None or found.internal:
-            return range(0), Meter.zero()
-        readable = range(found.partitions), self.meters.meter(topic, who.protocol)
-        if len(self._readable) >= _READABLE_MAX:
-            self._readable.clear()
-        self._readable[who, topic] = readable
-        return readable
-
-    def check_reads(self, who: Principal, topic: str) -> None:
-        """Check that records held back by a protocol may still be delivered. Raises `NotAuthorized`."""
-        self._authorizer.check(who, Action.READ, "topic", topic)
-
-    async def wait_for_growth(self, who: Principal, ends: Ends, wait_ms: int) -> bool:
-        """Wait until a partition grows beyond its known end (topic → partition → end), or a partition exists that is not in `ends`. Returns
-        False when the time is over first. Raises `UnknownTopic`, also while waiting."""
-        for topic in ends:
-            self._check_sees(who, topic)
-        return await self._watermarks.moved(ends, wait_ms)
-
-    def cursor(
-        self,
-        who: Principal,
-        topic: str,
-        partition: int,
-        offset: int,
-        deliver: Callable[[Delivered], None],
-        *,
-        credit_bytes: int,
-        failed: Callable[[BrokerError], None] | None = None,
-    ) -> Cursor:
-        """Push records from `offset` on: history, then live, without gap or duplicate. `deliver` is called on the loop while there is
-        credit. Each delivery uses credit for its key and value bytes and may overdraw by one batch. `failed` is called once when the cursor
-        cannot continue (the topic is deleted). If retention deletes records before they are read, the cursor continues at the first offset.
-        Raises `OffsetOutOfRange`."""
-        self._authorizer.check(who, Action.READ, "topic", topic)
-        self._publisher.check_open()
-        self._topics.find_partition(topic, partition)
-        check = partial(self._authorizer.check, who, Action.READ, "topic", topic)
-        meter = self.meters.meter(topic, who.protocol)
-        if (tracer := self.tracer) is not None:
-            untraced = deliver
-
-            def deliver(batches: Delivered) -> None:
-                self._trace(tracer, who, topic, batches)
-                untraced(batches)
-
-        return self._cursors.start(topic, partition, offset, deliver, credit_bytes=credit_bytes, failed=failed, check=check, meter=meter)
-
-    @staticmethod
-    def _trace(tracer: Tracer, who: Principal, topic: str, batches: list[Batch]) -> None:
-        tracer.deliver(topic, who.protocol, sum(map(len, batches)), headers_of(batches))
 
     # Transactions
 

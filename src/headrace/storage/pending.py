@@ -55,13 +55,13 @@ class Pending:
             self.batches.append(batch)
 
 
-def first_pending(partition: Partition, batch: AnyBatch, single_bytes_max: int) -> Pending:
-    """Return the pending batches of a log that has none yet. A batch of one value of up to `single_bytes_max` is a single record."""
+def single_value(batch: AnyBatch, bytes_max: int) -> bytes | None:
+    """Return the value of a batch that holds one value of up to `bytes_max` bytes and nothing else."""
     if isinstance(batch, RecordBatch) and len(batch.values) == 1 and batch.keys is None and batch.headers is None:
         value = batch.values[0]
-        if value is not None and len(value) <= single_bytes_max and batch.timestamps is None and batch.expiries is None:
-            return Pending(partition, partition.next, _NO_BATCHES, value)
-    return Pending(partition, partition.next, [batch])
+        if value is not None and len(value) <= bytes_max and batch.timestamps is None and batch.expiries is None:
+            return value
+    return None
 
 
 def pending_value(pending: dict[int, Pending], log: int, partition: Partition, value: bytes) -> None:

@@ -62,13 +62,17 @@ class Singles:
             if options.compress or options.encrypt or (pending and log in pending):
                 pending_value(pending, log, partition, value)
             else:
-                self._logs.append(log)
-                self._offsets.append(offset)
-                self._partitions.append(partition)
-                self._values.append(value)
+                self.add(log, partition, value)
             partition.next = offset + 1
             offsets.append(offset)
         return missing
+
+    def add(self, log: int, partition: Partition, value: bytes) -> None:
+        """Add a record that gets the next offset of its log. The caller advances that."""
+        self._logs.append(log)
+        self._offsets.append(partition.next)
+        self._partitions.append(partition)
+        self._values.append(value)
 
     def retract(self) -> None:
         """Take the offsets back, because nothing was written. Those of `pending` were taken back before."""

@@ -22,7 +22,7 @@ from headrace.limits import KIB, MIB
 from headrace.records import Ack, AnyBatch, Appended, AppendedEach
 from headrace.storage.batch import Built
 from headrace.storage.partition import Partition
-from headrace.storage.pending import Pending, place_each
+from headrace.storage.pending import Pending, pending_value, place_each, single_value
 from headrace.storage.singles import Singles
 
 FLUSH_BYTES_MAX: Final = 1 * MIB
@@ -56,6 +56,11 @@ class Staged:
         self.appends = appends
         self.ack, self.now, self.done, self.size_bytes = ack, now, done, size_bytes
 
+    @property
+    def count(self) -> int:
+        """Number of batches."""
+        return len(self.appends)
+
     def logs(self) -> Iterable[int]:
         return [log for log, _ in self.appends]
 
@@ -78,6 +83,11 @@ class StagedEach:
         self.logs_of, self.values, self.keys = logs_of, values, keys
         self.ack, self.now, self.done, self.size_bytes = ack, now, done, size_bytes
 
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return len(self.logs_of)
+
     def logs(self) -> Iterable[int]:
         return self.logs_of
 
@@ -95,7 +105,7 @@ class Placed:
         self.is_small = is_small
         """Whether all of them together are below the size of one batch."""
         self.is_spread = is_spread
-        """Whether independent records without keys go to `singles` instead of `pending`."""
+        """Whether single records without keys go to `singles` instead of `pending`."""
         self.pending: dict[int, Pending] = {}
         self.singles = Singles()
         self.waiting: list[Completion] = []
@@ -113,6 +123,20 @@ class Placed:
         for index in missing:
             answer.failed[index] = Unavailable(f"log {logs[index]} was deleted before the append was written")
         return answer
+
+    def add(self, log: int, partition: Partition, batch: AnyBatch, single_bytes_max: int) -> None:
+        """Add a batch of an atomic append, which gets the next offsets of its log. A value of up to `single_bytes_max` bytes is a single
+        record."""
+        ahead = self.pending.get(log)
+        if ahead is not None:
+            ahead.add(batch)
+        elif (value := single_value(batch, single_bytes_max)) is None:
+            self.pending[log] = Pending(partition, partition.next, [batch])
+        elif self.is_spread and not (partition.options.compress or partition.options.encrypt):
+            self.singles.add(log, partition, value)
+        else:
+            pending_value(self.pending, log, partition, value)
+        partition.next += len(batch.values)
 
     def choose_large(self, large_bytes: int) -> None:
         """Decide which logs get a large append, after all appends are placed."""
@@ -145,16 +169,17 @@ class Written:
 
 
 def are_spread(staged: Sequence[AnyStaged], value_bytes_max: int) -> bool:
-    """Return whether the independent records of a flush go to so many logs that most of these get few. None exceeds `value_bytes_max`."""
+    """Return whether the independent records of a flush, and its atomic appends to several logs, go to so many logs that most get few. None
+    of the independent records exceeds `value_bytes_max`."""
+    spread = [item for item in staged if (item.keys is None if isinstance(item, StagedEach) else len(item.appends) > 1)]
+    logs_min = -(-sum([item.count for item in spread]) // _SPREAD_A_LOG_MAX)
     logs = set[int]()
-    count = 0
-    for item in staged:
-        if isinstance(item, StagedEach) and item.keys is None:
-            if max(map(len, item.values), default=0) > value_bytes_max:
-                return False
-            logs.update(item.logs_of)
-            count += len(item.logs_of)
-    return 0 < count <= len(logs) * _SPREAD_A_LOG_MAX
+    for item in spread:
+        if len(logs) < logs_min:
+            logs.update(item.logs())
+        if isinstance(item, StagedEach) and max(map(len, item.values), default=0) > value_bytes_max:
+            return False
+    return 0 < logs_min <= len(logs)
 
 
 class Waiting:

@@ -36,7 +36,7 @@ from headrace.storage.large import LargeAppends, LargeThread, built_large
 from headrace.storage.maintenance import Maintenance
 from headrace.storage.opened import OpenedBatches
 from headrace.storage.partition import LogOptions, Partition, StoreContext
-from headrace.storage.pending import Pending, build_each, count_records, first_pending, push_each
+from headrace.storage.pending import Pending, build_each, count_records, push_each
 from headrace.storage.recovery import RecoveryReport, recover
 from headrace.storage.staged import (
     AnyStaged,
@@ -383,7 +383,7 @@ class Store:
         placed = Placed(staged, now, is_small=size <= BATCH_BYTES_TARGET, is_spread=are_spread(staged, self._single_bytes_max))
         pending, ordered = placed.pending, list[Completion]()
         for item in staged:
-            result = placed.place_each(item, self.partitions) if isinstance(item, StagedEach) else self._place(item, pending, now)
+            result = placed.place_each(item, self.partitions) if isinstance(item, StagedEach) else self._place(item, placed, now)
             ack = item.ack
             if ack is _DURABLE:
                 placed.is_durable = True
@@ -398,10 +398,10 @@ class Store:
             placed.choose_large(large_bytes)
         return placed
 
-    def _place(self, item: Staged, pending: dict[int, Pending], now: int) -> list[Appended] | BrokerError:
+    def _place(self, item: Staged, flush: Placed, now: int) -> list[Appended] | BrokerError:
         """Assign offsets to each batch of one append, to all or to none."""
         if len(item.appends) == 1 and isinstance(batch := item.appends[0][1], RecordBatch):
-            return self._place_one(item.appends[0][0], batch, pending, now)
+            return self._place_one(item.appends[0][0], batch, flush.pending, now)
         placed: list[Appended] = []
         taken: list[tuple[int, Partition, AnyBatch]] = []
         ends: dict[int, int] = {}
@@ -418,13 +418,7 @@ class Store:
             placed.append(Appended(base, count, now if record_batch.timestamps is None else record_batch.timestamps[0]))
             taken.append((log, partition, record_batch))
         for log, partition, record_batch in taken:
-            ahead = pending.get(log)
-            if ahead is None:
-                pending[log] = first_pending(partition, record_batch, self._single_bytes_max)
-            else:
-                ahead.add(record_batch)
-        for log, end in ends.items():
-            self.partitions[log].next = end
+            flush.add(log, partition, record_batch, self._single_bytes_max)
         return placed
 
     def _place_one(self, log: int, batch: RecordBatch, pending: dict[int, Pending], now: int) -> list[Appended] | BrokerError:

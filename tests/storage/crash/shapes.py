@@ -27,6 +27,16 @@ SHAPES: Final = (
     ),
     Shape("large frames", {"append": 3, "atomic": 2, "checkpoint": 1}, logs=2, journal_bytes=8 * 1024, sizes=(1, 6000, 20_000)),
     Shape("large appends", {**_WRITES, "spill": 1, "checkpoint": 2}, logs=2, steps=8, large_bytes=600),
+    Shape("single records to several logs", {**_EACH, "atomic": 6, "append_written": 1}, counts=(1,), options=_SMALL),
+    Shape(
+        "large appends after single records",
+        {"each": 6, "append": 8, "spill": 1, "checkpoint": 1},
+        logs=2,
+        steps=12,
+        sizes=(1, 300),
+        options=_SMALL,
+        large_bytes=600,
+    ),
     Shape("large appends only", {"append": 4, "atomic": 3, "checkpoint": 1}, logs=2, steps=8, options=_SMALL, large_bytes=1),
     Shape("large appends and dying processes", {**_SINGLES, **_WRITES, "die": 3}, logs=2, steps=8, options=_SMALL, large_bytes=600),
     Shape(

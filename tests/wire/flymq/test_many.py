@@ -7,8 +7,9 @@ import random
 import pytest
 
 from headrace.wire.flymq import RequestDecoder, encode_request
-from headrace.wire.flymq.many import _KNOWN_MAX, _TOPICS, MANY_MIN
-from headrace.wire.flymq.messages import ProduceBatch, ProduceMany
+from headrace.wire.flymq.many import _KNOWN_MAX, _TOPICS, MANY_MIN, encode_metadata_each
+from headrace.wire.flymq.messages import AUTO, ProduceBatch, ProduceMany
+from headrace.wire.flymq.produce import encode_metadata_one
 
 from .samples import chunks, decoded, flat, raw
 
@@ -85,3 +86,20 @@ def test_names_too_long_for_a_topic_and_more_names_than_are_kept_come_out_as_the
         found = [topic for event in events if isinstance(event, ProduceMany) for topic in event.topics]
         assert found == names * (1 if len(names) > 2 else 20)
     assert len(_TOPICS) <= _KNOWN_MAX and max(map(len, _TOPICS)) <= 256
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 100])
+@pytest.mark.parametrize("names", [("one", "two"), ("one", "three"), ("ä", "one")], ids=["one size", "two sizes", "not ASCII"])
+@pytest.mark.parametrize("other", ["", "keys", "partitions", "sizes", "failed"])
+def test_replies_to_records_for_many_topics_are_those_of_each(count: int, names: tuple[str, str], other: str) -> None:
+    topics = [names[index % 2] for index in range(count)]
+    partitions = [index % 3 if other == "partitions" else 2 for index in range(count)]
+    offsets = [index * 1_000_003 for index in range(count)]
+    keys = [index % 4 for index in range(count)] if other == "keys" else None
+    sizes = [index % 5 if other == "sizes" else 100 for index in range(count)]
+    failed = {0: b"first", count - 1: b"last"} if other == "failed" else {}
+    rows = zip(topics, partitions, offsets, keys or [AUTO] * count, sizes, strict=True)
+    expected = [encode_metadata_one(topic, partition, offset, 77, key, size) for topic, partition, offset, key, size in rows]
+    for index, frame in failed.items():
+        expected[index] = frame
+    assert encode_metadata_each(topics, partitions, offsets, 77, keys, sizes, failed) == b"".join(expected)

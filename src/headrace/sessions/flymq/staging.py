@@ -118,11 +118,11 @@ class StagedMany:
 
     __slots__ = ("_key_sizes", "_topics", "_value_sizes", "outcome", "size_bytes")
 
-    def __init__(self, many: ProduceMany, outcome: asyncio.Future[PublishedEach]) -> None:
+    def __init__(self, many: ProduceMany, value_sizes: list[int], outcome: asyncio.Future[PublishedEach]) -> None:
         self._topics, self.outcome = many.topics, outcome
-        self._value_sizes = list(map(len, many.values))
+        self._value_sizes = value_sizes
         self._key_sizes = None if many.keys is None else [len(key) if key else AUTO for key in many.keys]
-        self.size_bytes = sum(self._value_sizes) + len(many) * IN_FLIGHT_OVERHEAD_BYTES
+        self.size_bytes = sum(value_sizes) + len(many) * IN_FLIGHT_OVERHEAD_BYTES
         if many.keys is not None:
             self.size_bytes += sum(map(len, filter(None, many.keys)))
 
@@ -132,23 +132,22 @@ class StagedMany:
         if isinstance(error, BrokerError):
             return encode_failure(publish_error_reply(error), dialect) * len(self._topics)
         published = self.outcome.result()
-        frames = encode_metadata_each(
-            self._topics, published.partitions, published.offsets, published.timestamp, self._key_sizes, self._value_sizes
+        failed = {index: encode_failure(publish_error_reply(failure), dialect) for index, failure in published.failed.items()}
+        return encode_metadata_each(
+            self._topics, published.partitions, published.offsets, published.timestamp, self._key_sizes, self._value_sizes, failed
         )
-        for index, failure in published.failed.items():
-            frames[3 * index : 3 * index + 3] = (encode_failure(publish_error_reply(failure), dialect), b"", b"")
-        return b"".join(frames)
 
 
 def stage_many(broker: Broker, who: Principal, many: ProduceMany) -> StagedMany | None:
     """Publish records for many topics. Return None, with nothing staged, if their topics must be handled one by one."""
-    if sum(map(len, many.values)) > RECORD_BYTES_MAX:
+    value_sizes = list(map(len, many.values))
+    if sum(value_sizes) > RECORD_BYTES_MAX:
         return None
     try:
         outcome = broker.publish_each(who, many.topics, many.values, many.keys)
     except BrokerError:
         return None
-    return None if outcome is None else StagedMany(many, outcome)
+    return None if outcome is None else StagedMany(many, value_sizes, outcome)
 
 
 def _resolved(outcome: Outcome | BrokerError) -> Published | BrokerError:

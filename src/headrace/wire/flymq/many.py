@@ -7,11 +7,13 @@ unpacked in blocks; other frames one by one. A frame that names a partition, or 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import repeat
+from operator import add
 from typing import Final
 
+from headrace.columns import equal_rows, equal_size
 from headrace.limits import FLYMQ_PAYLOAD_BYTES_MAX
 from headrace.wire.flymq.fields import S16
 from headrace.wire.flymq.framing import BINARY, HEADER_BYTES, MAGIC, VERSION
@@ -22,8 +24,8 @@ from headrace.wire.flymq.produce import PLACE
 _HEAD: Final = MAGIC << 24 | VERSION << 16 | Opcode.PRODUCE << 8 | BINARY
 _FRONT = struct.Struct(">IIH")
 _LENGTH, _SIZES = struct.Struct(">I"), struct.Struct(">II")
-_POSITION, _TAIL = struct.Struct(">iQ"), struct.Struct(">qii")
-assert _POSITION.size + _TAIL.size == PLACE.size, "partition and offset, then timestamp and the sizes of key and value"
+_OFFSET_AT: Final = 4
+"""Position of the offset in a place, after the partition."""
 _AUTO_BYTES: Final = struct.pack(">i", AUTO)
 _FIXED_BYTES: Final = _FRONT.size + 4 + 4 + 4
 """Bytes of a frame beside topic, key and value."""
@@ -175,22 +177,27 @@ def _metadata_front(topic: str) -> bytes:
 
 
 def encode_metadata_each(
-    topics: Iterable[str],
-    partitions: Iterable[int],
-    offsets: Iterable[int],
+    topics: Sequence[str],
+    partitions: Sequence[int],
+    offsets: Sequence[int],
     timestamp: int,
     key_sizes: Sequence[int] | None,
     value_sizes: Sequence[int],
-) -> list[bytes]:
-    """Return three parts of a RecordMetadata frame for each record: all up to the topic, partition and offset, and the rest. Without
-    `key_sizes` no record has a key."""
-    count = len(value_sizes)
-    if key_sizes is None and value_sizes.count(value_sizes[0]) == count:
-        tails = [_TAIL.pack(timestamp, AUTO, value_sizes[0])] * count
-    else:
-        tails = list(map(_TAIL.pack, repeat(timestamp), repeat(AUTO, count) if key_sizes is None else key_sizes, value_sizes))
-    parts = [b""] * (3 * count)
-    parts[0::3] = [_metadata_front(topic) for topic in topics]
-    parts[1::3] = map(_POSITION.pack, partitions, offsets)
-    parts[2::3] = tails
-    return parts
+    failed: Mapping[int, bytes],
+) -> bytes:
+    """Return a RecordMetadata frame for each record, or the bytes in `failed` at its index. Without `key_sizes` no record has a key."""
+    try:
+        fronts = list(map(_FRONTS.__getitem__, topics))
+    except KeyError:
+        fronts = list(map(_metadata_front, topics))
+    count, size = len(fronts), value_sizes[0]
+    is_same = key_sizes is None and value_sizes.count(size) == count and partitions.count(partitions[0]) == count
+    if is_same and not failed and (front_bytes := equal_size(fronts)) is not None:
+        # Nothing but the topic and the offset differs.
+        place = PLACE.pack(partitions[0], 0, timestamp, AUTO, size)
+        return bytes(equal_rows(fronts, front_bytes, b"", place, numbers=offsets, numbers_at=front_bytes + _OFFSET_AT))
+    places = map(PLACE.pack, partitions, offsets, repeat(timestamp), repeat(AUTO) if key_sizes is None else key_sizes, value_sizes)
+    frames = list(map(add, fronts, places))
+    for index, frame in failed.items():
+        frames[index] = frame
+    return b"".join(frames)
