@@ -20,7 +20,7 @@ import pytest
 
 from headrace.broker import Broker, BrokerSettings
 from headrace.broker.settings import SpillSizes
-from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Topic, TopicConfig, Write
+from headrace.engine.contract import Ack, Appended, AppendedEach, Batch, Bounds, Located, Topic, TopicConfig, Write
 from headrace.engine.each import append_by_future, append_by_partition
 from headrace.engine.embedded import EmbeddedEngine
 from headrace.engine.memory import MemoryEngine
@@ -55,6 +55,7 @@ class Mortal:
         self.capabilities = engine.capabilities
         self.topic_changed = engine.topic_changed
         self.ownership, self.epoch, self.offset_store = engine.ownership, engine.epoch, engine.offset_store
+        self.local_file = engine.local_file
         self.life = life
         self.is_late = is_late
 
@@ -118,6 +119,9 @@ class Mortal:
 
     def read_now(self, topic: str, partition: int, offset: int, *, bytes_max: int, records_max: int = 1 << 31) -> Sequence[Batch] | None:
         return self.engine.read_now(topic, partition, offset, bytes_max=bytes_max, records_max=records_max)
+
+    async def locate(self, topic: str, partition: int, offset: int, stop: int) -> Located:
+        return await self.engine.locate(topic, partition, offset, stop)
 
     def bounds(self, topic: str, partition: int) -> Bounds:
         return self.engine.bounds(topic, partition)
