@@ -33,7 +33,7 @@ MAY_KNOW: dict[str, set[str]] = {
     "schemas": set(),
     "storage": set(),
     "engine": {"headrace.storage.*"},
-    "broker": {"headrace.engine.contract", "headrace.engine.catalog", "headrace.schemas.*"},
+    "broker": {"headrace.engine.contract", "headrace.engine.checks", "headrace.schemas.*"},
     "access": {"headrace.broker.*", "headrace.engine.contract"},
     "sessions": {"headrace.wire.*", "headrace.broker.*", "headrace.access.*"},
     "net": {"headrace.sessions.contract", "headrace.wire.sniff"},

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from headrace.engine.catalog import check_batch
+from headrace.engine.checks import check_batch
 from headrace.engine.contract import (
     Ack,
     Appended,

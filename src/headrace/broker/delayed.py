@@ -25,7 +25,8 @@ from headrace.broker.publishing.publish import Placing, Publisher
 from headrace.broker.publishing.requirements import CreateDeadLetterTopic, Divert, Letters
 from headrace.broker.settings import Clock, Later, Timer
 from headrace.broker.tables import Staged, TableLog
-from headrace.engine.catalog import check_batch, headers_bytes
+from headrace.columns import headers_bytes
+from headrace.engine.checks import check_batch
 from headrace.engine.contract import Ack, Engine, Write, when_known
 from headrace.errors import (
     BrokerError,

@@ -14,8 +14,7 @@ from typing import Final, cast
 
 import msgspec
 
-from headrace.columns import Column, equal_items, equal_size
-from headrace.engine.catalog import headers_bytes
+from headrace.columns import Column, equal_items, equal_size, headers_bytes
 from headrace.limits import BATCH_BYTES_TARGET
 from headrace.records import AnyBatch, ColumnBatch, Headers, RecordBatch
 

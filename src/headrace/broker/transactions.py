@@ -22,7 +22,8 @@ from headrace.broker.publishing.published import Published, PublishedTogether
 from headrace.broker.settings import Clock, Later
 from headrace.broker.tables import Staged
 from headrace.broker.topics import check_name
-from headrace.engine.catalog import check_batch, headers_bytes
+from headrace.columns import headers_bytes
+from headrace.engine.checks import check_batch
 from headrace.engine.contract import Appended, Commits, Write
 from headrace.errors import AppendUnknown, BrokerError, InvalidRequest, InvalidTransaction, LimitExceeded, Unavailable
 from headrace.limits import MIB, TRANSACTION_BYTES_MAX

@@ -16,13 +16,9 @@ from typing import Final
 
 import msgspec
 
-from headrace.columns import headers_bytes
-from headrace.engine.checks import check_batch
 from headrace.engine.contract import Ack, Cleanup, Topic, TopicConfig
 from headrace.records import Batch, RecordBatch
 from headrace.storage.partition import LogOptions
-
-__all__ = ["check_batch", "headers_bytes"]
 
 CATALOG_LOG: Final = 0
 CATALOG_SEGMENT_BYTES: Final = 8 * 1024 * 1024

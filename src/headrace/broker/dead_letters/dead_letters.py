@@ -42,7 +42,7 @@ from headrace.broker.reading.batches import unexpired
 from headrace.broker.settings import Clock
 from headrace.broker.tables import TableLog
 from headrace.broker.topics import Topics, check_topic_name
-from headrace.engine.catalog import headers_bytes
+from headrace.columns import headers_bytes
 from headrace.engine.contract import Ack, Bounds, Cleanup, Engine, Write, known
 from headrace.errors import OffsetOutOfRange, UnknownMessage, UnknownTopic
 from headrace.limits import DEAD_LETTER_ERROR_BYTES_MAX, HEADERS_BYTES_MAX, HEADERS_MAX, MIB

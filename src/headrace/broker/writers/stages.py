@@ -31,7 +31,7 @@ from headrace.broker.writers.progress import Writer, WriterEntry, WriterTable, c
 from headrace.broker.writers.publications import Publications
 from headrace.broker.writers.spill import Spill
 from headrace.broker.writers.stage import Stage, StageEntry, StageSize, State
-from headrace.engine.catalog import check_batch
+from headrace.engine.checks import check_batch
 from headrace.engine.contract import Engine
 from headrace.errors import BrokerError, InvalidRequest, LimitExceeded, NoSuchEntry, UnknownStage
 from headrace.limits import STAGE_STRAGGLER_MS, STAGES_REMEMBERED_MAX, TRANSACTION_BYTES_MAX, WRITER_TOPICS_REMEMBERED
