@@ -43,6 +43,7 @@ METHODS: dict[str, tuple[Callable[[Broker], Any], Action, str]] = {
     "check_ready": (lambda broker: broker.check_ready(BOB, "t", [b"x"]), Action.PUBLISH, "topic"),
     "prepare": (lambda broker: broker.prepare(BOB, "t", [b"x"]), Action.DESCRIBE, "topic"),
     "fetch": (lambda broker: broker.fetch(BOB, "t", 0, 0, bytes_max=1), Action.READ, "topic"),
+    "locate": (lambda broker: broker.locate(BOB, "t", 0, 0, 0), Action.READ, "topic"),
     "read_now": (lambda broker: broker.read_now(BOB, "t", 0, 0, bytes_max=1), Action.READ, "topic"),
     "check_reads": (lambda broker: broker.check_reads(BOB, "t"), Action.READ, "topic"),
     "bounds": (lambda broker: broker.bounds(BOB, "t", 0), Action.DESCRIBE, "topic"),

@@ -358,14 +358,14 @@ class Maintenance:
         try:
             try:
                 step()
-            except (OSError, MemoryError) as failure:
-                if not is_exhausted(failure):
+            except (OSError, MemoryError) as lack:
+                if not is_exhausted(lack):
                     raise
-                store.health.failed(STEP, str(failure) or "out of memory")
+                store.health.failed(STEP, str(lack) or "out of memory")
                 self._relieve()
                 return False
-        except SyncFailed as failure:
-            store.fence(f"syncing failed: {failure}")
+        except SyncFailed as unsynced:
+            store.fence(f"syncing failed: {unsynced}")
             return False
         except OSError as failure:
             if failure.errno not in DISK_FULL_ERRNOS:
