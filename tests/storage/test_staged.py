@@ -10,6 +10,8 @@ from headrace.storage.staged import (
     BULK_BYTES_MIN,
     FLUSH_BYTES_MAX,
     LARGE_BYTES_MAX,
+    SHORT_FLUSH_BYTES_MAX,
+    SHORT_FLUSHES,
     SMALL_BYTES_MAX,
     AnyStaged,
     Staged,
@@ -174,6 +176,33 @@ def test_every_second_flush_takes_what_was_staged_first() -> None:
     later = append(10, 3)
     queue.add(later, urgent=False)
     assert queue.take() == [larger, later]
+
+
+def test_flushes_are_short_while_small_appends_pass_larger_ones() -> None:
+    larger = [append(SMALL_BYTES_MAX + 1, 1) for _ in range(6)]
+    queue = waiting(*larger, append(10, 2))
+    queue.take()
+    assert [queue.take(), queue.take(), queue.take()] == [larger[:2], larger[2:4], larger[4:]]
+    larger = [append(SHORT_FLUSH_BYTES_MAX + 1, 1) for _ in range(2)]
+    for item in larger:
+        queue.add(item, urgent=False)
+    assert [queue.take(), queue.take()] == [larger[:1], larger[1:]], "a short flush takes at least one append"
+
+
+def test_flushes_have_full_size_again_when_no_small_append_passes() -> None:
+    queue = waiting(append(SHORT_FLUSH_BYTES_MAX, 1), append(10, 2))
+    queue.take()
+    larger = [append(SHORT_FLUSH_BYTES_MAX, 1) for _ in range(SHORT_FLUSHES + FLUSH_BYTES_MAX // SHORT_FLUSH_BYTES_MAX - 1)]
+    for item in larger:
+        queue.add(item, urgent=False)
+    assert [len(queue.take()) for _ in range(SHORT_FLUSHES)] == [1] * SHORT_FLUSHES
+    assert len(queue.take()) == FLUSH_BYTES_MAX // SHORT_FLUSH_BYTES_MAX
+
+
+def test_flushes_without_larger_appends_are_not_short() -> None:
+    small = [append(SMALL_BYTES_MAX, log) for log in range(2 * FLUSH_BYTES_MAX // SMALL_BYTES_MAX)]
+    queue = waiting(*small)
+    assert [len(queue.take()), len(queue.take())] == [FLUSH_BYTES_MAX // SMALL_BYTES_MAX] * 2
 
 
 def test_a_small_append_does_not_pass_one_to_its_log() -> None:

@@ -8,7 +8,8 @@ logs pass it. An append to one of its logs is held until it is committed, and so
 appends to one log are written in the order in which they were staged.
 
 A small append does not wait for the bytes of others either: small appends to logs that no larger append waits for are flushed before the
-larger ones. Every second flush takes what was staged first, whatever its size.
+larger ones. Every second flush takes what was staged first, whatever its size. For a while after a small append has passed larger ones,
+flushes are short, because the next small append waits for the flush that is under way.
 """
 
 from __future__ import annotations
@@ -27,6 +28,10 @@ from headrace.storage.singles import Singles
 
 FLUSH_BYTES_MAX: Final = 1 * MIB
 """Size of one flush, which bounds the wait of the next append. A flush always takes at least one append."""
+SHORT_FLUSH_BYTES_MAX: Final = 128 * KIB
+"""Size of one flush of larger appends while small ones pass them."""
+SHORT_FLUSHES: Final = 64
+"""Flushes of that size after a small append has passed larger ones: 50 ms of a flood. Without small appends it is flushed at full size."""
 LARGE_BYTES_MAX: Final = 8 * MIB
 """Size of one large append that is made of several. It bounds the wait of the next append to the same log."""
 BULK_BYTES_MIN: Final = 512 * KIB
@@ -205,6 +210,8 @@ class Waiting:
         """Appends in `_staged` and `_held` that are not small."""
         self._has_passed = False
         """Whether the latest flush had small appends only, which passed larger ones."""
+        self._short_flushes = 0
+        """Number of the next flushes that are short."""
         self.size_bytes = 0
 
     def __bool__(self) -> bool:
@@ -225,9 +232,12 @@ class Waiting:
             drained = self._take_small()
         self._has_passed = bool(drained)
         if drained:
+            self._short_flushes = SHORT_FLUSHES
             return drained
         size, waiting = 0, self._urgent or self._staged
-        while waiting and size < FLUSH_BYTES_MAX:
+        bytes_max = SHORT_FLUSH_BYTES_MAX if self._short_flushes else FLUSH_BYTES_MAX
+        self._short_flushes = max(0, self._short_flushes - 1)
+        while waiting and size < bytes_max:
             item = waiting.popleft()
             if self._is_writing_large and (self._is_bulk(item) or not self._blocked.isdisjoint(item.logs())):
                 if waiting is self._urgent:
