@@ -30,7 +30,7 @@ from headrace.server.kafka import EngineKind
 from headrace.server.logs import set_up_logs
 from headrace.server.ready import ReadyFile, notify
 from headrace.server.settings import AccessMode
-from headrace.server.switching import switch_threads
+from headrace.server.switching import switch_threads, wake_precisely
 from headrace.server.wiring import Opened, Server
 from headrace.storage.batch import CHECKSUMS_IN_C
 
@@ -69,6 +69,7 @@ def serve(config: Config, options: ServeOptions, environment: Mapping[str, str])
     set_up_logs(config.logging)
     raise_file_limit()
     switch_threads()
+    wake_precisely()
     keep_large_chunks()
     if not CHECKSUMS_IN_C:
         _log.warning("checksums are slow: about 1 MB/s in Python, because the installed google-crc32c has no extension module")

@@ -26,8 +26,8 @@ from headrace.sessions.contract import Link
 from headrace.sessions.turns import Turn, Turns
 from headrace.wire.figg import encode
 
-CREDIT_BYTES: Final = 256 * KIB
-"""Bytes that a cursor may push before it waits for its turn."""
+CREDIT_BYTES: Final = 128 * KIB
+"""Bytes that a cursor may push before it waits for its turn. With twice as many, a turn of the loop takes up to 0.3 ms."""
 PARTITION: Final = 0
 """Figg has no partitions: it uses the first one of each topic."""
 
