@@ -33,6 +33,7 @@ from headrace.storage.files import DISK_FULL_ERRNOS, Files, is_exhausted
 from headrace.storage.health import Health
 from headrace.storage.journal import Journal, SyncFailed
 from headrace.storage.large import LargeAppends, LargeThread, built_large
+from headrace.storage.lone import write_lone
 from headrace.storage.maintenance import Maintenance
 from headrace.storage.opened import OpenedBatches
 from headrace.storage.partition import LogOptions, Partition, StoreContext
@@ -336,6 +337,8 @@ class Store:
             raise
 
     def _write_placed(self, staged: list[AnyStaged]) -> None:
+        if write_lone(self, staged):
+            return
         placed = self._placed(staged, self.options.large_bytes)
         if placed is not None:
             self._commit(placed)
@@ -502,14 +505,16 @@ class Store:
             placed.singles.retract()
             if is_exhausted(failure) or (isinstance(failure, OSError) and failure.errno in DISK_FULL_ERRNOS):
                 large.retract()
-            if isinstance(failure, OSError) and failure.errno in DISK_FULL_ERRNOS:
-                raise DiskFull(
-                    f"no room for the journal or a segment: {failure.strerror}; nothing was written, try again when there is space"
-                ) from failure
-            if is_exhausted(failure):
-                why = str(failure) or "out of memory"
-                raise Unavailable(f"the append cannot be written now: {why}; nothing was written, try again") from failure
-            raise self.fence(f"writing the log failed: {failure}") from failure
+            raise self.unwritten(failure) from failure
+
+    def unwritten(self, failure: OSError | MemoryError) -> BrokerError:
+        """Return the error for appends whose frame could not be written. Fences the log, unless nothing was written."""
+        if isinstance(failure, OSError) and failure.errno in DISK_FULL_ERRNOS:
+            return DiskFull(f"no room for the journal or a segment: {failure.strerror}; nothing was written, try again when there is space")
+        if is_exhausted(failure):
+            why = str(failure) or "out of memory"
+            return Unavailable(f"the append cannot be written now: {why}; nothing was written, try again")
+        return self.fence(f"writing the log failed: {failure}")
 
     def _build(self, pending: Pending, now: int, small: bool) -> list[Built]:
         """Build batches of about `BATCH_BYTES_TARGET` for one log; a single one if the whole flush is `small` and has no column batches."""

@@ -97,10 +97,8 @@ class Gathering:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._in_flight = 0
         """Batches that are staged."""
-        self._is_lone = False
-        """Whether the current batch is that of a lone publisher."""
         self._lone_before = 0
-        """Batches before it that were a single record, with nothing in flight."""
+        """Latest batches in a row that were a single record, with nothing in flight."""
 
     def _send_soon(self) -> None:
         """Call `send` when the loop has read all ready sockets."""
@@ -118,6 +116,19 @@ class Gathering:
         self._commit_bytes += size_bytes
 
     def add(self, place: Place, value: bytes, key: bytes | None, meter: Meter, protocol: str) -> PublishedOne:
+        if self._lone_before >= LONE_AFTER and not (self._in_flight or self._batches or self._commits):
+            # A lone publisher sends the next record after the reply to the last one. No other record follows in this turn.
+            batch = _Batch(self, meter, protocol, self._meters.ticks())
+            batch.values.append(value)
+            if key is not None:
+                batch.keys = [key]
+            outcome = PublishedOne(place[1])
+            batch.outcomes.append(outcome)
+            self._stage(place, batch)
+            return outcome
+        return self._gather(place, value, key, meter, protocol)
+
+    def _gather(self, place: Place, value: bytes, key: bytes | None, meter: Meter, protocol: str) -> PublishedOne:
         batch = self._batches.get(place)
         if batch is None or batch.meter is not meter or len(batch.values) >= _RECORDS_MAX:
             batch = self._start(place, meter, protocol)
@@ -128,16 +139,12 @@ class Gathering:
         batch.values.append(value)
         outcome = PublishedOne(place[1])
         batch.outcomes.append(outcome)
-        if self._is_lone:
-            self.send()
         return outcome
 
     def _start(self, place: Place, meter: Meter, protocol: str) -> _Batch:
         if place in self._batches or self._commits:
             self.send()
-        # A lone publisher sends the next record after the reply to the last one. No other record follows in this turn.
-        self._is_lone = self._lone_before >= LONE_AFTER and not self._in_flight and not self._batches
-        if not self._batches and not self._is_lone:
+        if not self._batches:
             self._send_soon()
         batch = self._batches[place] = _Batch(self, meter, protocol, self._meters.ticks())
         return batch
@@ -151,16 +158,19 @@ class Gathering:
         batches, self._batches = self._batches, {}
         is_single = not self._in_flight and [len(batch.values) for batch in batches.values()] == [1]
         self._lone_before = self._lone_before + 1 if is_single else 0
-        for (topic, partition), batch in batches.items():
-            batch.write = write = Write(topic, partition, RecordBatch(batch.values, batch.keys))
-            try:
-                self._append_then(write, batch.landed)
-            except BrokerError as error:
-                # The topic was deleted in this turn. A session may be the caller, so it is not called back from here.
-                asyncio.get_running_loop().call_soon(self._fail, batch, error)
-            else:
-                batch.is_staged = True
-                self._in_flight += 1
+        for place, batch in batches.items():
+            self._stage(place, batch)
+
+    def _stage(self, place: Place, batch: _Batch) -> None:
+        batch.write = write = Write(place[0], place[1], RecordBatch(batch.values, batch.keys))
+        try:
+            self._append_then(write, batch.landed)
+        except BrokerError as error:
+            # The topic was deleted in this turn. A session may be the caller, so it is not called back from here.
+            asyncio.get_running_loop().call_soon(self._fail, batch, error)
+        else:
+            batch.is_staged = True
+            self._in_flight += 1
 
     def _append_commits(self, commits: list[Commit]) -> None:
         try:
@@ -201,14 +211,15 @@ class Gathering:
             self._fail(batch, result)
             return
         appended = result[0]
-        assert batch.write is not None
-        batch.meter.published_singly(len(batch.values), batch.write.size_bytes, self._meters.ticks() - batch.began)
         offsets, timestamp = appended.offsets, appended.timestamp
         if offsets is None:
             offsets = range(appended.base_offset, appended.base_offset + appended.count)
         for outcome, offset in zip(batch.outcomes, offsets, strict=True):
             outcome.land(offset, timestamp)
         self._call_back(batch.outcomes)
+        # After the replies, which do not wait for it.
+        assert batch.write is not None
+        batch.meter.published_singly(len(batch.values), batch.write.size_bytes, self._meters.ticks() - batch.began)
 
     def _fail(self, batch: _Batch, error: BaseException) -> None:
         for outcome in batch.outcomes:
