@@ -45,18 +45,25 @@ assert array("I").itemsize == 4 and array("q").itemsize == 8
 class Column:
     """A checked binary column. It owns its buffers, so the caller may reuse the ones it passed, unless they are `is_checked`."""
 
-    __slots__ = ("content", "offsets", "validity")
+    __slots__ = ("checksum", "content", "offsets", "validity")
 
+    checksum: int | None
+    """CRC-32C of `content`, if the caller has computed it: the log then does not."""
     offsets: bytes
     content: SizedBuffer
     """The items end to end, as `data` returns them, or a read-only buffer of another library with the same bytes."""
     validity: bytes | None
 
-    def __init__(self, offsets: Buffer, data: SizedBuffer, validity: Buffer | None = None, *, is_checked: bool = False) -> None:
+    def __init__(
+        self, offsets: Buffer, data: SizedBuffer, validity: Buffer | None = None, *, is_checked: bool = False, checksum: int | None = None
+    ) -> None:
         """`offsets` defines the number of items. `data` and `validity` may be longer than needed. Raises `InvalidRequest`.
 
-        `is_checked`: the same rules were checked before, and `data` never changes; it is then not copied.
+        `is_checked`: the same rules were checked before, and `data` never changes; it is then not copied, and may have a
+        `checksum`.
         """
+        assert checksum is None or is_checked, "a checksum belongs to data that never changes"
+        self.checksum = checksum
         self.offsets = bytes(offsets)
         if is_checked:
             ends = memoryview(self.offsets).cast("I")

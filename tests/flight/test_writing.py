@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from google_crc32c import value as crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -111,6 +112,15 @@ def test_a_large_append_is_written_from_the_buffers_of_arrow() -> None:
         assert any(part is content for part in parts) and chunk.batch.values.content is content
         stored = StoredBatch.parse(b"".join(parts)).record_batch()
         assert stored.values == chunk.batch.record_batch().values
+
+
+@pytest.mark.parametrize(("value_bytes", "is_known"), [(100_000, True), (1_000, False)])
+def test_the_checksum_of_a_large_chunk_is_known(value_bytes: int, is_known: bool) -> None:
+    batch = values(*[bytes([number]) * value_bytes for number in range(20)])
+    chunks = list(Splitter(batch.schema, Target("a", None, 0), PARTITIONS.__getitem__).chunks(batch))
+    for chunk in chunks:
+        column = chunk.batch.values
+        assert column.checksum == (crc32c(column.data) if is_known else None)
 
 
 def test_a_batch_that_stays_in_memory_does_not_keep_the_buffers_of_arrow() -> None:

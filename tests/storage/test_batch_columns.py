@@ -6,9 +6,11 @@ from array import array
 from dataclasses import replace
 
 import pytest
+from google_crc32c import value as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.errors import CorruptData
 from headrace.limits import BATCH_BYTES_TARGET, BATCH_RECORDS_MAX
 from headrace.records import Column, ColumnBatch, RecordBatch
 from headrace.storage import batch as batch_format
@@ -47,6 +49,39 @@ def test_a_large_append_differs_only_in_its_mark(record_batch: RecordBatch, comp
 def test_a_checked_column_must_be_the_whole_of_its_data() -> None:
     with pytest.raises(AssertionError, match="the whole of the data"):
         Column(array("I", [0, 3]).tobytes(), b"four", is_checked=True)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_a_checksum_that_is_known_makes_the_same_batch(in_place: bool, compress: bool, encrypt: bool) -> None:
+    content = bytes(range(251)) * 800
+    ends = array("I", range(0, len(content) + 1, 251)).tobytes()
+    built = [
+        (build_large if in_place else build)(
+            7,
+            1000,
+            ColumnBatch(Column(ends, content, is_checked=True, checksum=checksum), Column.of([b"key"] * 800)),
+            now=5,
+            compress=compress,
+            keyring=keyring() if encrypt else None,
+        )
+        for checksum in (None, crc32c(content))
+    ]
+    assert built[0][0] == built[1][0]
+    assert b"".join(built[0][1]) == b"".join(built[1][1])
+
+
+def test_a_checksum_that_is_known_is_not_computed_again() -> None:
+    content = bytes(100_000)
+    column = Column(array("I", [0, len(content)]).tobytes(), content, is_checked=True, checksum=crc32c(content) ^ 1)
+    with pytest.raises(CorruptData):
+        StoredBatch.parse(b"".join(build_large(7, 1000, ColumnBatch(column), now=5)[1]))
+
+
+def test_only_a_checked_column_has_a_checksum() -> None:
+    with pytest.raises(AssertionError, match="never changes"):
+        Column(array("I", [0, 4]).tobytes(), b"four", checksum=1)
 
 
 @given(batches(), st.booleans())

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from google_crc32c import value as crc32c
 
 from headrace.broker.publishing.partitioner import hashes
 from headrace.engine.contract import Placement
@@ -28,11 +29,14 @@ from headrace.limits import (
     FLIGHT_IN_FLIGHT_BYTES_MAX,
     FLIGHT_PUT_ROWS_MAX,
     KEY_BYTES_MAX,
+    KIB,
     VALUE_BYTES_MAX,
 )
 from headrace.records import Column, ColumnBatch
 
 _STORED: Final = ("key", "value", "headers", "timestamp")
+_CHECKSUM_BYTES_MIN: Final = 512 * KIB
+"""Size of a column from which on its checksum is computed on this thread, while the log writes earlier chunks."""
 _MILLIS_MAX: Final = (1 << 63) - 1
 
 
@@ -227,4 +231,8 @@ def _column(column: Binary, start: int, stop: int, *, in_place: bool = False) ->
     offsets = (column.ends[start : stop + 1] - begin).astype(np.uint32)
     validity = None if column.valid is None else np.packbits(column.valid[start:stop], bitorder="little").tobytes()
     content = column.content[begin:end]
-    return Column(offsets.tobytes(), pa.py_buffer(content) if in_place else content.tobytes(), validity, is_checked=True)
+    if not in_place:
+        return Column(offsets.tobytes(), content.tobytes(), validity, is_checked=True)
+    buffer = pa.py_buffer(content)
+    checksum = crc32c(buffer) if len(content) >= _CHECKSUM_BYTES_MIN else None
+    return Column(offsets.tobytes(), buffer, validity, is_checked=True, checksum=checksum)

@@ -31,8 +31,8 @@ BLOCK_BYTES: Final = max(4 * KIB, mmap.PAGESIZE)
 """Alignment of position, size and memory. Disks need at most 4 KiB; no page may be written in both ways."""
 DIRECT_BYTES_MIN: Final = 64 * KIB
 """A smaller write goes through the page cache."""
-_BUFFER_BYTES: Final = 2 * MIB
-"""A disk with several queues is busy enough, and the copy is in the processor's cache when the kernel reads it."""
+_BUFFER_BYTES: Final = 4 * MIB
+"""With half of it, the disk waits more often for the next copy: an append of 520 MB through Flight takes 4 % longer."""
 _COPIED_BYTES: Final = 256 * KIB
 """Bytes copied at once. Another thread may take the interpreter between two copies."""
 _UNSUPPORTED_ERRNOS: Final = frozenset({errno.EINVAL, errno.EOPNOTSUPP})

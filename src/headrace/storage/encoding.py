@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, cast
 from google_crc32c import extend as crc32c_extend
 from google_crc32c import value as crc32c
 
-from headrace.columns import EQUAL_ROWS_MIN, encode_headers, equal_rows, packed
+from headrace.columns import EQUAL_ROWS_MIN, Column, encode_headers, equal_rows, packed
 from headrace.limits import BATCH_BYTES_MAX, KIB
 from headrace.records import AnyBatch, ColumnBatch, RecordBatch
 from headrace.storage import zstd
@@ -35,6 +35,7 @@ from headrace.storage.batch import (
     Built,
     BuiltInPlace,
 )
+from headrace.storage.checksums import joined
 from headrace.storage.crypt import NONCE_BYTES, TAG_BYTES, Keyring
 
 if TYPE_CHECKING:
@@ -116,7 +117,9 @@ def _build(
     count = len(batch.values)
     assert count > 0, "a batch has at least one record"
     columns: list[SizedBuffer] = []
+    known: Column | None = None
     if isinstance(batch, ColumnBatch):
+        known = batch.values
         flags, low, high = _put_buffers(columns, batch, now, in_place=marked != 0)
     else:
         if not (compress or keyring or deltas or batch.keys or batch.headers or batch.timestamps or batch.expiries):
@@ -128,7 +131,9 @@ def _build(
     if deltas is not None:
         flags |= OFFSETS
         _put(columns, array("I", deltas).tobytes())
-    return seal_columns(log, base_offset, count, columns, flags | marked, (low, high), compress=compress, keyring=keyring, span=span)
+    return seal_columns(
+        log, base_offset, count, columns, flags | marked, (low, high), compress=compress, keyring=keyring, span=span, known=known
+    )
 
 
 def seal_columns(
@@ -142,9 +147,10 @@ def seal_columns(
     compress: bool,
     keyring: Keyring | None,
     span: int | None = None,
+    known: Column | None = None,
 ) -> BuiltInPlace:
-    """Compress, encrypt and checksum the columns of one batch. `times` are its lowest and highest timestamp. If all columns are bytes, the
-    result is a `Built`."""
+    """Compress, encrypt and checksum the columns of one batch. `times` are its lowest and highest timestamp; `known` is a column whose
+    checksum may be known. If all columns are bytes, the result is a `Built`."""
     raw_size = sum(map(len, columns))
     if compress:
         squeezed = zstd.compress(b"".join(columns))
@@ -157,7 +163,7 @@ def seal_columns(
     size += HEADER_BYTES + len(padding)
     assert size <= BATCH_BYTES_MAX
     header = BatchHeader(0, size, flags, log, count, base_offset, count if span is None else span, raw_size, *times, nonce)
-    return header, _seal(header, [*columns, padding], keyring)
+    return header, _seal(header, [*columns, padding], keyring, known)
 
 
 def build_plain(log: int, base_offset: int, values: Sequence[bytes], now: int, flags: int = 0) -> Built:
@@ -268,8 +274,9 @@ def _write_column(rows: bytearray, row_bytes: int, at: int, numbers: array[int])
             rows[at + number :: row_bytes] = column
 
 
-def _seal(header: BatchHeader, parts: list[SizedBuffer], keyring: Keyring | None) -> tuple[SizedBuffer, ...]:
+def _seal(header: BatchHeader, parts: list[SizedBuffer], keyring: Keyring | None, known: Column | None) -> tuple[SizedBuffer, ...]:
     """Return the parts of the finished batch, and set the checksum in `header`."""
+    checksum, content = (None, None) if known is None else (known.checksum, known.content)
     front = header.encode()[8:]
     if keyring is not None:
         *columns, padding = parts
@@ -277,7 +284,10 @@ def _seal(header: BatchHeader, parts: list[SizedBuffer], keyring: Keyring | None
         parts = [_U32.pack(len(sealed)), sealed, padding]
     crc = crc32c(front)
     for part in parts:
-        crc = crc32c_extend(crc, part)
+        if checksum is not None and part is content:
+            crc = joined(crc, checksum, len(part))
+        else:
+            crc = crc32c_extend(crc, part)
     header.crc = crc
     front = b"".join((MAGIC, _U32.pack(crc), front))
     return (front, *parts) if header.size >= _PARTS_FROM_BYTES else (b"".join((front, *parts)),)
