@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
 import random
 from collections.abc import Sequence
@@ -159,3 +161,18 @@ def test_the_bytes_of_several_buffers_are_taken_in_order() -> None:
     source.copy(memoryview(target))
     assert target == b"ef"
     assert [bytes(view) for view in source.take(9)] == [b"g"]
+
+
+@pytest.mark.parametrize("has_huge_pages", [True, False])
+def test_the_memory_of_direct_writes_is_aligned_to_huge_pages(monkeypatch: pytest.MonkeyPatch, has_huge_pages: bool) -> None:
+    class Mapped(mmap.mmap):
+        def madvise(self, *arguments: int) -> None:
+            if not has_huge_pages:
+                raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+            super().madvise(*arguments)
+
+    monkeypatch.setattr(mmap, "mmap", Mapped)
+    memory = direct._huge_pages(3 * MIB)
+    assert len(memory) == 3 * MIB
+    assert ctypes.addressof(ctypes.c_char.from_buffer(memory)) % (2 * MIB) == 0
+    memory[-1] = 1
