@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from headrace.storage.wakeup import Wakeup
+from tests.storage.stores import until
 
 SECONDS_MAX = 30
 
@@ -27,56 +28,52 @@ def test_a_wake_up_before_the_wait_ends_it(wakeup: Wakeup) -> None:
     wakeup.wait()
 
 
+class Waiting:
+    """A thread that waits in the kernel until it is woken."""
+
+    def __init__(self, wakeup: Wakeup) -> None:
+        self._wakeup = wakeup
+        self._woken = threading.Event()
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        self.thread.start()
+        until(self.waits)
+
+    def _work(self) -> None:
+        self._wakeup.wait()
+        self._woken.set()
+
+    def waits(self) -> bool:
+        """Return whether it is in a system call on the descriptor."""
+        call = Path(f"/proc/self/task/{self.thread.native_id}/syscall").read_text("ascii").split()
+        return call[1:2] == [hex(self._wakeup._event)]
+
+    def check_woken(self) -> None:
+        assert not self._woken.is_set()
+        self._wakeup.wake()
+        assert self._woken.wait(SECONDS_MAX)
+        self.thread.join()
+
+
 def test_a_waiting_thread_is_woken(wakeup: Wakeup) -> None:
-    woken = threading.Event()
-
-    def work() -> None:
-        wakeup.wait()
-        woken.set()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    assert not woken.wait(0.05)
-    wakeup.wake()
-    assert woken.wait(SECONDS_MAX)
-    thread.join()
+    Waiting(wakeup).check_woken()
 
 
 def test_a_forgotten_wake_up_does_not_end_the_next_wait(wakeup: Wakeup) -> None:
     wakeup.wake()
     wakeup.forget()
-    woken = threading.Event()
-
-    def work() -> None:
-        wakeup.wait()
-        woken.set()
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    assert not woken.wait(0.05)
-    wakeup.wake()
-    assert woken.wait(SECONDS_MAX)
-    thread.join()
+    Waiting(wakeup).check_woken()
 
 
 def test_a_signal_does_not_end_the_thread_that_waits(wakeup: Wakeup) -> None:
-    woken = threading.Event()
-
-    def work() -> None:
-        wakeup.wait()
-        woken.set()
-
-    before = signal.signal(signal.SIGUSR1, lambda number, frame: None)
+    heard = threading.Event()
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: heard.set())
     try:
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        time.sleep(0.05)
-        assert thread.ident is not None
-        signal.pthread_kill(thread.ident, signal.SIGUSR1)
-        assert not woken.wait(0.05)
-        wakeup.wake()
-        assert woken.wait(SECONDS_MAX)
-        thread.join()
+        waiting = Waiting(wakeup)
+        assert waiting.thread.ident is not None
+        signal.pthread_kill(waiting.thread.ident, signal.SIGUSR1)
+        until(heard.is_set)
+        until(waiting.waits)
+        waiting.check_woken()
     finally:
         signal.signal(signal.SIGUSR1, before)
 
