@@ -1,4 +1,4 @@
-"""The CRC-32C of two pieces from those of the pieces.
+"""The CRC-32C of two chunks together, from those of the chunks.
 
 A checksum is a polynomial over GF(2), modulo that of CRC-32C. Appending n bytes multiplies it by x^(8n), and adds the checksum of the
 bytes. So the checksum of a column that was computed when it was received serves for the batch that it becomes part of, and no byte is
@@ -16,7 +16,7 @@ _ONE: Final = 0x80000000
 
 
 def joined(first: int, second: int, second_bytes: int) -> int:
-    """Return the checksum of a piece with the checksum `first`, followed by one of `second_bytes` bytes with the checksum `second`."""
+    """Return the checksum of a chunk with the checksum `first`, followed by one of `second_bytes` bytes with the checksum `second`."""
     return _product(_power(second_bytes), first) ^ second
 
 

@@ -55,8 +55,8 @@ def _buffer() -> memoryview:
 
 
 def _huge_pages(size_bytes: int) -> memoryview:
-    """Return memory in huge pages, where the kernel has them. A disk request has a limited number of pieces of memory, so with small pages
-    it is small too."""
+    """Return memory in huge pages, where the kernel has them. A disk request has a limited number of segments, so with small pages it is
+    small too."""
     mapped = mmap.mmap(-1, size_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # small pages do as well
         mapped.madvise(mmap.MADV_HUGEPAGE)
