@@ -56,14 +56,18 @@ async def use(listener: Listener, requests: Sequence[bytes]) -> None:
 
 
 async def garbage(protocol: ServedProtocol, requests: Sequence[bytes]) -> int:
-    """Return the number of objects that only a collection frees."""
+    """Return the number of objects that only a collection frees. What connections leave behind is found in every round; a thread of an
+    earlier test that ends meanwhile leaves something in one of them."""
     async with listening([protocol]) as listener:
         for _ in range(3):
             await use(listener, requests)
-        gc.collect()
-        for _ in range(CONNECTIONS):
-            await use(listener, requests)
-        return gc.collect()
+        rounds: list[int] = []
+        for _ in range(3):
+            gc.collect()
+            for _ in range(CONNECTIONS):
+                await use(listener, requests)
+            rounds.append(gc.collect())
+        return min(rounds)
 
 
 @pytest.fixture

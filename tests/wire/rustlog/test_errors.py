@@ -128,6 +128,7 @@ MALFORMED_BINARY = [
     ("01 0001 74 00000000 0003d091", "decode error: too many records: 250001 (max: 250000)"),
     ("01 0001 ff", "decode error: invalid utf8 topic: invalid utf-8 sequence of 1 bytes from index 0"),
     ("01 0002 61c3", "decode error: invalid utf8 topic: incomplete utf-8 byte sequence from index 1"),
+    ("01 0001 ff 00000000 00000001 00000001 78", "decode error: invalid utf8 topic: invalid utf-8 sequence of 1 bytes from index 0"),
     ("02", "decode error: missing group_id length"),
     ("02 0001", "decode error: truncated group_id"),
     ("02 0001 ff", "decode error: invalid utf8 group_id: invalid utf-8 sequence of 1 bytes from index 0"),

@@ -28,13 +28,17 @@ class Undecodable(WireError):
 # Requests
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Produce:
     """Append these records to a partition, all or none."""
 
     topic: str
     partition: int
     records: Sequence[bytes]
+
+    # Written out, here and below, because mypyc does not compile a generated constructor, and a client sends these one at a time.
+    def __init__(self, topic: str, partition: int, records: Sequence[bytes]) -> None:
+        self.topic, self.partition, self.records = topic, partition, records
 
 
 @dataclass(slots=True, init=False)
@@ -47,7 +51,6 @@ class Fetch:
     max_bytes: int
     group_id: str = ""
 
-    # Written out, here and below, because mypyc does not compile a generated constructor, and a client sends these one at a time.
     def __init__(self, topic: str, partition: int, offset: int, max_bytes: int, group_id: str = "") -> None:
         self.topic, self.partition, self.offset, self.max_bytes, self.group_id = topic, partition, offset, max_bytes, group_id
 
@@ -110,11 +113,14 @@ Request: TypeAlias = (
 # Replies
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class ProduceReply:
     """Offsets of the records, in the order of the request. A `range` if they are dense, which the binary dialect requires."""
 
     offsets: Sequence[int]
+
+    def __init__(self, offsets: Sequence[int]) -> None:
+        self.offsets = offsets
 
 
 @dataclass(slots=True, init=False)
