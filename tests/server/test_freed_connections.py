@@ -56,8 +56,8 @@ async def use(listener: Listener, requests: Sequence[bytes]) -> None:
 
 
 async def garbage(protocol: ServedProtocol, requests: Sequence[bytes]) -> int:
-    """Return the number of objects that only a collection frees. What connections leave behind is found in every round; a thread of an
-    earlier test that ends meanwhile leaves something in one of them."""
+    """Return the number of objects that only a collection frees, the least of three rounds. What connections leave behind is found in each;
+    what other tests of this process have left may be found in one of them."""
     async with listening([protocol]) as listener:
         for _ in range(3):
             await use(listener, requests)

@@ -134,23 +134,33 @@ def decode_request(payload: bytes) -> m.Request:
 
 
 def _produce(fields: _Fields) -> m.Produce:
-    payload, end = fields.payload, len(fields.payload)
-    # The hot path: a complete request with one record. The fields one by one find what is missing.
-    if end > 2:
-        topic_end = 3 + (payload[1] << 8) + payload[2]
-        value_start = topic_end + _ONE_RECORD.size
-        if value_start <= end:
-            partition, count, size = _ONE_RECORD.unpack_from(payload, topic_end)
-            if count == 1 and value_start + size <= end:
-                try:
-                    return m.Produce(payload[3:topic_end].decode(), partition, [payload[value_start : value_start + size]])
-                except UnicodeDecodeError:
-                    pass
+    single = _single_produce(fields.payload)
+    if single is not None:
+        return single
     topic, partition = fields.text("topic"), fields.number(_U32, "partition")
     count = fields.number(_U32, "record count")
     if count > RUSTLOG_PRODUCE_RECORDS_MAX:
         raise Undecodable(f"decode error: too many records: {count} (max: {RUSTLOG_PRODUCE_RECORDS_MAX})")
     return m.Produce(topic, partition, fields.records(count))
+
+
+def _single_produce(payload: bytes) -> m.Produce | None:
+    """Decode a complete request with one record: the hot path. None for any other; the fields one by one find what is missing."""
+    if len(payload) < 3:
+        return None
+    topic_end = 3 + (payload[1] << 8) + payload[2]
+    value_start = topic_end + _ONE_RECORD.size
+    if value_start > len(payload):
+        return None
+    partition, count, size = _ONE_RECORD.unpack_from(payload, topic_end)
+    value_end = value_start + size
+    if count != 1 or value_end > len(payload):
+        return None
+    try:
+        topic = payload[3:topic_end].decode()
+    except UnicodeDecodeError:
+        return None
+    return m.Produce(topic, partition, [payload[value_start:value_end]])
 
 
 def _fetch(fields: _Fields) -> m.Fetch:
