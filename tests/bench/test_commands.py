@@ -92,6 +92,13 @@ def test_latency_at_a_percentage_of_the_maximum_rate_has_a_target(tmp_path: Path
     assert loop["name"] == f"flymq open loop at {max(1, round(loaded['notes']['maximum records/s'] / 2))}/s, durable"
 
 
+@pytest.mark.parametrize("words", [("--rate", "50"), ("--load-percent", "50"), ("--duration", "1")])
+def test_an_option_of_the_open_loop_is_refused_over_quic(words: tuple[str, str], tmp_path: Path) -> None:
+    done = bench("latency", "--protocol", "fujin", *words, directory=tmp_path)
+    assert done.returncode == 2
+    assert f"{words[0]} is for the open loop, which is not measured over QUIC" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("protocol", "operations"),
     [

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
 from headrace.bench import options
 from headrace.bench.children import Address, cpu_seconds
@@ -123,7 +124,7 @@ def consume(
 @click.option(
     "--load-percent",
     type=click.IntRange(1, 100),
-    help="Instead of --rate: percentage of the maximum rate, which is measured first. Not with fujin.",
+    help="Instead of --rate: percentage of the maximum rate, which is measured first.",
 )
 @options.duration(10.0, "Duration of the open loop in seconds.")
 @click.option("--round-trips", type=click.IntRange(1), default=2_000, show_default=True, help="Records sent one at a time.")
@@ -132,7 +133,7 @@ def latency(
     protocol_name: str, value_bytes: int, ack: str, server: str | None, key: str | None, profile: Path | None,
     repeat: int, output: str, parent: Path | None, rate: int, load_percent: int | None, duration: float, round_trips: int,
 ) -> None:  # fmt: skip
-    """Measure reply times: an open loop at a fixed rate, and one record at a time.
+    """Measure reply times: an open loop at a fixed rate, and one record at a time. Fujin: only one record at a time.
 
     At a load of 50 % of the maximum, the p99 of Figg and FlyMQ has a target of 15 ms, and a bare group commit gets the same bytes.
     """
@@ -152,8 +153,7 @@ def latency(
     }
     if protocol_name in QUIC_PROTOCOLS:
         _quic_only(server)
-        if load_percent is not None:
-            raise click.UsageError("--load-percent needs an open loop, which is not measured over QUIC.")
+        _no_open_loop()
         _latency_over_quic(options.Chosen(ack, server, key, profile), repeat, output, parent, config)
         return
     load = loads[protocol_name]
@@ -441,6 +441,13 @@ def _compare_on_kafka(
 def _quic_only(server: str | None, window: int = 0) -> None:
     if server is not None or window:
         raise click.UsageError("--server and --window are for protocols over TCP")
+
+
+def _no_open_loop() -> None:
+    given = click.get_current_context().get_parameter_source
+    for name in ("rate", "load_percent", "duration"):
+        if given(name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--{name.replace('_', '-')} is for the open loop, which is not measured over QUIC")
 
 
 def _tcp_only(streams: int) -> None:
