@@ -199,7 +199,8 @@ def filled(directory: Path, ack: str, gigabytes: float, traffic: FlightTraffic) 
                 rows += traffic.rows
         finally:
             peer.close()
-        peak, after = (memory_bytes(endpoint.pid, field) / 1e6 for field in ("VmHWM", "VmRSS"))
+        after = memory_bytes(endpoint.pid, "VmRSS") / 1e6  # before the peak, which must not be below it
+        peak = memory_bytes(endpoint.pid, "VmHWM") / 1e6
     return Figure(
         f"broker memory while {gigabytes:g} GB are appended", "MB", [peak], MEMORY_TARGET, {"MB after": after, "rows/s": rows / seconds}
     )
