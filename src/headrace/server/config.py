@@ -285,6 +285,13 @@ class Limits:
         limits.IN_FLIGHT_BYTES_MAX,
         "Published but unacknowledged bytes of one connection before the broker stops reading its socket.",
     )
+    staged_memory: int = setting(
+        Size(64 * MIB, 64 * _GIB),
+        limits.STAGED_MEMORY_BYTES_MAX,
+        "Memory for records that exactly-once writers, such as Spark's sink, have staged. From three quarters of it on, records move to "
+        "disk. A publication of up to 256 MiB, or of up to three quarters of this memory but at most 512 MiB, is one append. A larger one "
+        "takes two to three times as long for each record, and readers see it grow.",
+    )
     drain_timeout: int = setting(
         Duration(100, _HOUR), "10s", "How long connections may take to finish when the broker stops. Remaining ones are then closed."
     )

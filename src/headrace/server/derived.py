@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from headrace.broker.settings import BrokerSettings
+from headrace.broker.writers.memory import unspilled_bytes
 from headrace.engine.contract import TopicConfig
-from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES
+from headrace.limits import OUTPUT_HIGH_WATER_BYTES, OUTPUT_LOW_WATER_BYTES, PUBLICATION_BYTES_MAX, TRANSACTION_BYTES_MAX
 from headrace.net.listener import NetLimits
 from headrace.server.config import Config
 from headrace.server.settings import AccessMode
@@ -22,6 +23,8 @@ def broker_settings(config: Config) -> BrokerSettings:
             segment_bytes=config.storage.segment_size,
             compress=config.storage.compress,
         ),
+        stages_memory_bytes=config.limits.staged_memory,
+        publication_bytes=min(max(TRANSACTION_BYTES_MAX, unspilled_bytes(config.limits.staged_memory)), PUBLICATION_BYTES_MAX),
     )
 
 

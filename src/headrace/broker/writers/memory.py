@@ -38,6 +38,11 @@ class Arrival:
     taken: asyncio.Future[None]
 
 
+def unspilled_bytes(bytes_max: int) -> int:
+    """Return the size of staged records in memory from which on they are spilled."""
+    return bytes_max * 3 // 4
+
+
 class StageMemory:
     """`stages` are all stages, by handle."""
 
@@ -45,6 +50,7 @@ class StageMemory:
         self._spill = spill
         self._stages = stages
         self._bytes_max = bytes_max
+        self._unspilled_bytes = unspilled_bytes(bytes_max)
         self._whole_bytes = whole_bytes
         """Size of a publication up to which it is one append."""
         self._bytes = 0
@@ -108,7 +114,7 @@ class StageMemory:
 
     @property
     def _is_tight(self) -> bool:
-        return bool(self._arrivals) or self._bytes > self._bytes_max * 3 // 4
+        return bool(self._arrivals) or self._bytes > self._unspilled_bytes
 
     def _has_room(self, arrival: Arrival) -> bool:
         return not self._bytes or self._bytes + arrival.memory_bytes <= self._bytes_max
