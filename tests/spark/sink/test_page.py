@@ -11,7 +11,15 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from headrace.flight.client import FlightClient
-from headrace.limits import MIB, STAGE_IDLE_MS_MAX, STAGED_MEMORY_BYTES_MAX, STAGES_MAX, WRITER_IDLE_MS
+from headrace.limits import (
+    MIB,
+    PUBLICATION_BYTES_MAX,
+    STAGE_IDLE_MS_MAX,
+    STAGED_MEMORY_BYTES_MAX,
+    STAGES_MAX,
+    TRANSACTION_BYTES_MAX,
+    WRITER_IDLE_MS,
+)
 from headrace.spark.publishing import KEPT_BYTES_MAX
 from headrace.spark.sink_columns import COLUMNS, HEADERS_TYPE
 from tests.spark.rows import publish
@@ -39,6 +47,8 @@ def test_the_page_names_every_column() -> None:
 def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     assert f"less than {KEPT_BYTES_MAX // MIB} MiB" in SECTION
     assert f"beyond {STAGED_MEMORY_BYTES_MAX // MIB} MiB" in SECTION
+    assert f"up to {TRANSACTION_BYTES_MAX // MIB} MiB" in SECTION
+    assert f"at most {PUBLICATION_BYTES_MAX // MIB} MiB" in SECTION
     assert f"for {WRITER_IDLE_MS // (24 * 3600 * 1000)} days" in SECTION
     assert f"up to {STAGES_MAX:,} tasks" in SECTION
     assert STAGE_IDLE_MS_MAX == 6 * 3600 * 1000 and "six hours" in SECTION
