@@ -50,7 +50,7 @@ FLYMQ_TRANSACTIONS_MAX: Final = 1_000
 STAGED_MEMORY_BYTES_MAX: Final = 160 * MIB
 """Memory for all stages of exactly-once writers, unless configured. The rest of the staged records is on disk."""
 PUBLICATION_BYTES_MAX: Final = 512 * MIB
-"""Publication of staged records in one append, however much memory they have: half of a journal frame."""
+"""Upper limit of a publication in one append, whatever memory is configured. Encoded, it fits into a journal frame."""
 STAGES_MAX: Final = 10_000
 """Unpublished stages."""
 STAGE_IDLE_MS_MAX: Final = 6 * 3600 * 1000

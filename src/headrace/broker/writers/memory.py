@@ -39,7 +39,7 @@ class Arrival:
 
 
 def unspilled_bytes(bytes_max: int) -> int:
-    """Return the size of staged records in memory from which on they are spilled."""
+    """Return the size above which staged records in memory are spilled. They may have `bytes_max` meanwhile."""
     return bytes_max * 3 // 4
 
 
@@ -50,7 +50,6 @@ class StageMemory:
         self._spill = spill
         self._stages = stages
         self._bytes_max = bytes_max
-        self._unspilled_bytes = unspilled_bytes(bytes_max)
         self._whole_bytes = whole_bytes
         """Size of a publication up to which it is one append."""
         self._bytes = 0
@@ -114,7 +113,7 @@ class StageMemory:
 
     @property
     def _is_tight(self) -> bool:
-        return bool(self._arrivals) or self._bytes > self._unspilled_bytes
+        return bool(self._arrivals) or self._bytes > unspilled_bytes(self._bytes_max)
 
     def _has_room(self, arrival: Arrival) -> bool:
         return not self._bytes or self._bytes + arrival.memory_bytes <= self._bytes_max
